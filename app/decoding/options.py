@@ -1,0 +1,48 @@
+"""What the caller may ask of decoding, checked once and frozen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from app.errors import InvalidOption
+
+MAX_TARGET_TOKENS_LIMIT = 4096
+
+
+@dataclass(frozen=True)
+class DecodingOptions:
+    """Options of one request's decoding.
+
+    Attributes:
+        max_target_tokens: absolute limit on a segment's target tokens, end-of-sentence included;
+            None leaves it to ``max_target_ratio`` and the bundle.
+        max_target_ratio: limit relative to the segment's source tokens (end-of-sentence included);
+            None takes the bundle's default.
+    """
+
+    max_target_tokens: int | None = None
+    max_target_ratio: float | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse values no decoder can honour."""
+        tokens, ratio = self.max_target_tokens, self.max_target_ratio
+        if tokens is not None and not 1 <= tokens <= MAX_TARGET_TOKENS_LIMIT:
+            raise InvalidOption(
+                f"max_target_tokens is {tokens}; it must be between 1 and {MAX_TARGET_TOKENS_LIMIT}"
+            )
+        if ratio is not None and not 0.1 <= ratio <= 10.0:
+            raise InvalidOption(f"max_target_ratio is {ratio}; it must be between 0.1 and 10")
+
+    def target_limit(self, num_source_tokens: int, *, default_ratio: float, model_limit: int) -> int:
+        """The most target tokens one segment may take, end-of-sentence included.
+
+        Args:
+            num_source_tokens: source length, end-of-sentence included.
+            default_ratio: the bundle's ``max_target_ratio``.
+            model_limit: the bundle's ``max_target_tokens``.
+        """
+        ratio = default_ratio if self.max_target_ratio is None else self.max_target_ratio
+        limit = max(1, int(ratio * num_source_tokens))
+        if self.max_target_tokens is not None:
+            limit = min(limit, self.max_target_tokens)
+        return min(limit, model_limit)

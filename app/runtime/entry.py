@@ -1,0 +1,88 @@
+"""One segment on its way through the queue, and what comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from app.decoding.greedy import GreedySearch
+from app.decoding.hypothesis import Hypothesis
+from app.errors import DragomanError
+from app.runtime.runner import Int32Array
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The one answer an entry gets: a hypothesis or a named error.
+
+    Attributes:
+        result: the finished hypothesis, or why there is none.
+        queue_s: seconds from submission to the encoder.
+        decode_s: seconds from the encoder to the last step.
+    """
+
+    result: Hypothesis | DragomanError
+    queue_s: float
+    decode_s: float
+
+
+class Entry:
+    """A segment to be translated.
+
+    Created by the engine on the event loop; afterwards only the worker thread touches it, except
+    `cancel`, which may be called from any thread at any time.
+    """
+
+    def __init__(
+        self,
+        source_ids: Sequence[int],
+        search: GreedySearch,
+        *,
+        max_target_tokens: int,
+        submitted_at_s: float,
+        deliver: Callable[[Outcome], None],
+        candidates: Int32Array | None = None,
+    ) -> None:
+        """Describe one segment.
+
+        Args:
+            source_ids: token ids with the final end-of-sentence.
+            search: fresh search state; consumed.
+            max_target_tokens: most steps the search will take.
+            submitted_at_s: monotonic seconds.
+            deliver: called exactly once, from the worker thread; must not raise.
+            candidates: sorted ids the output is limited to, or None.
+        """
+        self.source_ids = source_ids
+        self.search = search
+        self.max_target_tokens = max_target_tokens
+        self.candidates = candidates
+        self.submitted_at_s = submitted_at_s
+        self.admitted_at_s: float | None = None
+        self._deliver = deliver
+        self._cancelled = False
+        self._resolved = False
+
+    @property
+    def num_source_tokens(self) -> int:
+        """Source length, end-of-sentence included: the unit of every budget."""
+        return len(self.source_ids)
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the caller no longer wants the answer."""
+        return self._cancelled
+
+    def cancel(self) -> None:
+        """Ask for the entry to leave; its rows go at the next step. Idempotent, any thread."""
+        self._cancelled = True
+
+    def resolve(self, result: Hypothesis | DragomanError, *, now_s: float) -> None:
+        """Deliver the answer; later calls do nothing, so an entry is answered exactly once."""
+        if self._resolved:
+            return
+        self._resolved = True
+        admitted_at_s = now_s if self.admitted_at_s is None else self.admitted_at_s
+        self._deliver(
+            Outcome(result, queue_s=admitted_at_s - self.submitted_at_s, decode_s=now_s - admitted_at_s)
+        )

@@ -1,0 +1,178 @@
+"""One model's decoding loop, a step at a time: scheduler, runner and searches put together.
+
+Driven by exactly one worker thread; holds no lock and starts no thread, so tests drive it by hand.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from app.errors import DragomanError, RequestCancelled, WorkerFailed
+from app.runtime.entry import Entry
+from app.runtime.events import AdmissionEvent, RuntimeObserver, StepEvent
+from app.runtime.runner import ModelRunner, SourceRow
+from app.runtime.scheduler import Admission, Departure, Scheduler
+
+
+class Lane:
+    """Decodes the entries of one model, whoever joins or leaves in between."""
+
+    def __init__(
+        self,
+        model: str,
+        runner: ModelRunner,
+        *,
+        max_admission_tokens: int,
+        observer: RuntimeObserver,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Put a model's parts together.
+
+        Args:
+            model: bundle id, for events and errors.
+            runner: owned by this lane; not shared.
+            max_admission_tokens: see `Scheduler`.
+            observer: told of every step.
+            clock: monotonic seconds.
+        """
+        self.model = model
+        self._runner = runner
+        self._scheduler = Scheduler(runner.groups, max_admission_tokens=max_admission_tokens)
+        self._observer = observer
+        self._clock = clock
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a tick would do anything."""
+        return self._scheduler.has_work
+
+    def add(self, entry: Entry) -> None:
+        """Queue an entry."""
+        self._scheduler.add(entry)
+
+    def tick(self) -> None:
+        """Let cancelled entries go, admit newcomers, run one decoder step of one group.
+
+        Never raises for a failing graph: every entry it held is answered with WorkerFailed.
+        """
+        self._release_cancelled()
+        admissions = self._scheduler.schedule()
+        for group, newcomers in itertools.groupby(
+            sorted(admissions, key=lambda item: (item.group, item.slot)), key=lambda item: item.group
+        ):
+            self._admit(group, list(newcomers))
+        group_to_step = self._scheduler.next_group()
+        if group_to_step is not None:
+            self._step(group_to_step)
+
+    def fail_all(self, error: DragomanError) -> None:
+        """Answer everything waiting or running with the error."""
+        now_s = self._clock()
+        for entry in self._scheduler.clear():
+            entry.resolve(error, now_s=now_s)
+
+    def _release_cancelled(self) -> None:
+        never_ran, departures = self._scheduler.remove_cancelled()
+        if not never_ran and not departures:
+            return
+        for departure in departures:
+            self._close_gap(departure)
+        now_s = self._clock()
+        for entry in itertools.chain(never_ran, (departure.entry for departure in departures)):
+            entry.resolve(RequestCancelled("the request was cancelled before it was translated"), now_s=now_s)
+        self._observer.on_cancelled(self.model, num_segments=len(never_ran) + len(departures))
+
+    def _admit(self, group: int, admissions: Sequence[Admission]) -> None:
+        source_length = self._runner.groups[group].source_length
+        started_at_s = self._clock()
+        rows = [
+            SourceRow(
+                slot=admission.slot,
+                source_ids=admission.entry.source_ids,
+                max_target_tokens=admission.entry.max_target_tokens,
+                candidates=admission.entry.candidates,
+            )
+            for admission in admissions
+        ]
+        for admission in admissions:
+            admission.entry.admitted_at_s = started_at_s
+        try:
+            self._runner.admit(group, rows)
+        except Exception as error:  # noqa: BLE001 - the border: whatever a graph raises becomes an answer
+            # The newcomers sit behind all older rows, so taking the last first moves nobody.
+            failed = [admission.entry for admission in reversed(admissions)]
+            for entry in failed:
+                self._scheduler.leave(group, entry)
+            self._fail(failed, error)
+            return
+        self._observer.on_admission(
+            AdmissionEvent(
+                model=self.model,
+                queue_s=tuple(started_at_s - item.entry.submitted_at_s for item in admissions),
+                num_source_tokens=sum(item.entry.num_source_tokens for item in admissions),
+                num_padded_tokens=source_length * len(admissions),
+                duration_s=self._clock() - started_at_s,
+            )
+        )
+
+    def _step(self, group: int) -> None:
+        entries = self._scheduler.running(group)
+        started_at_s = self._clock()
+        try:
+            output = self._runner.step(
+                group,
+                np.array([entry.search.last_id for entry in entries], dtype=np.int64),
+                np.array([entry.search.num_decoded for entry in entries], dtype=np.int64),
+            )
+            finished = [
+                entry
+                for entry, token_id, log_prob in zip(
+                    entries, output.token_ids.tolist(), output.log_probs.tolist(), strict=True
+                )
+                if entry.search.advance(token_id, log_prob)
+            ]
+            for entry in finished:
+                self._close_gap(self._scheduler.leave(group, entry))
+        except Exception as error:  # noqa: BLE001 - the border: whatever a graph raises becomes an answer
+            self._fail([*self._scheduler.clear_group(group), *entries], error)
+            return
+        now_s = self._clock()
+        self._observer.on_step(
+            StepEvent(
+                model=self.model,
+                num_rows=len(entries),
+                source_length=self._runner.groups[group].source_length,
+                num_source_tokens=sum(entry.num_source_tokens for entry in entries),
+                duration_s=now_s - started_at_s,
+            )
+        )
+        for entry in finished:
+            hypothesis = entry.search.hypothesis()
+            entry.resolve(hypothesis, now_s=now_s)
+            self._observer.on_finished(
+                self.model,
+                num_target_tokens=hypothesis.num_decoded,
+                finish_reason=hypothesis.finish_reason.value,
+            )
+
+    def _close_gap(self, departure: Departure) -> None:
+        if departure.move is not None:
+            self._runner.move(
+                departure.group, from_slot=departure.move.from_slot, to_slot=departure.move.to_slot
+            )
+
+    def _fail(self, entries: Sequence[Entry], error: Exception) -> None:
+        now_s = self._clock()
+        held = list(dict.fromkeys(entries))
+        for entry in held:
+            failure = WorkerFailed(
+                f"decoding with model {self.model} failed ({type(error).__name__}); nothing of this "
+                "segment was translated. Try again; if it repeats, the service's log has the cause"
+            )
+            failure.__cause__ = error
+            entry.resolve(failure, now_s=now_s)
+        self._observer.on_failure(self.model, num_segments=len(held), error=error)

@@ -1,0 +1,127 @@
+"""What the engine is asked and what it answers; the web layer turns these into each dialect."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from app.decoding.hypothesis import FinishReason
+from app.decoding.options import DecodingOptions
+
+
+@dataclass(frozen=True)
+class TranslationRequest:
+    """Texts to be translated together.
+
+    Attributes:
+        texts: any number of texts of any length, each may hold several paragraphs.
+        source: BCP-47 code of the source language, case-insensitive.
+        target: BCP-47 code of the target language, case-insensitive.
+        options: decoding options for every segment.
+    """
+
+    texts: tuple[str, ...]
+    source: str
+    target: str
+    options: DecodingOptions = field(default_factory=DecodingOptions)
+
+
+class WarningCode(StrEnum):
+    """Facts about a translation its reader should know."""
+
+    SEGMENT_WRAPPED = "segment_wrapped"
+    """A segment exceeded the model's source limit and was translated in pieces."""
+    TARGET_TRUNCATED = "target_truncated"
+    """Decoding reached its limit before end-of-sentence: the translation may be incomplete."""
+    UNKNOWN_CHARACTERS = "unknown_characters"
+    """The source holds characters the model does not know; they may be missing in the target."""
+
+
+@dataclass(frozen=True)
+class TranslationWarning:
+    """One warning about one segment of one text.
+
+    Attributes:
+        code: what happened.
+        segment: index into the text's segments.
+        message: the value and the limit, without the text itself.
+    """
+
+    code: WarningCode
+    segment: int
+    message: str
+
+
+@dataclass(frozen=True)
+class SegmentResult:
+    """One segment's translation.
+
+    Attributes:
+        source: the segment, a slice of the text.
+        target: its translation.
+        num_source_tokens: end-of-sentence included.
+        num_target_tokens: decoded tokens, end-of-sentence included when chosen.
+        score: mean log-probability per decoded token (see `Hypothesis.score`).
+        finish_reason: why decoding ended.
+    """
+
+    source: str
+    target: str
+    num_source_tokens: int
+    num_target_tokens: int
+    score: float
+    finish_reason: FinishReason
+
+
+@dataclass(frozen=True)
+class TextResult:
+    """One text's translation, gaps restored byte for byte.
+
+    Attributes:
+        text: the translation.
+        segments: in the order of the text; empty when there was nothing to translate.
+        warnings: in the order of the segments.
+    """
+
+    text: str
+    segments: tuple[SegmentResult, ...]
+    warnings: tuple[TranslationWarning, ...]
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Where the time of one request went, in seconds.
+
+    Attributes:
+        total_s: from the call to the answer.
+        queue_s: the longest wait of a segment for its slot.
+        decode_s: the longest decoding of a segment, encoder included.
+    """
+
+    total_s: float
+    queue_s: float
+    decode_s: float
+
+
+@dataclass(frozen=True)
+class TranslationResult:
+    """The answer to a request; ``len(texts)`` equals the request's."""
+
+    texts: tuple[TextResult, ...]
+    model: str
+    timings: Timings
+
+
+@dataclass(frozen=True)
+class PairInfo:
+    """A language pair the engine translates.
+
+    Attributes:
+        source: BCP-47 code.
+        target: BCP-47 code.
+        model: bundle id.
+    """
+
+    source: str
+    target: str
+    model: str

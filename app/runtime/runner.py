@@ -1,0 +1,91 @@
+"""The seam between search and model: what a decoder needs from whatever runs the graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Int64Array = npt.NDArray[np.int64]
+Int32Array = npt.NDArray[np.int32]
+Float32Array = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class RowGroup:
+    """A pool of row slots whose sources are padded to one length.
+
+    A segment's group follows from its own length alone, so that padding, and with it every
+    rounding in attention, is the same whoever its neighbours are (promise 1).
+
+    Attributes:
+        source_length: S of the group's cross-attention cache; longest source it takes, in tokens.
+        max_rows: slots in the group.
+    """
+
+    source_length: int
+    max_rows: int
+
+
+@dataclass(frozen=True)
+class SourceRow:
+    """A newcomer: one segment about to enter a slot.
+
+    Attributes:
+        slot: the free slot it takes.
+        source_ids: token ids with the final end-of-sentence.
+        max_target_tokens: most decoder steps this row will take; bounds its self cache.
+        candidates: sorted token ids the output is limited to, or None for the whole vocabulary.
+    """
+
+    slot: int
+    source_ids: Sequence[int]
+    max_target_tokens: int
+    candidates: Int32Array | None = None
+
+
+@dataclass(frozen=True)
+class StepOutput:
+    """The tokens chosen by one decoder step.
+
+    Attributes:
+        token_ids: int64 [R].
+        log_probs: float32 [R], log-probability of each chosen token among its allowed ones.
+    """
+
+    token_ids: Int64Array
+    log_probs: Float32Array
+
+
+class ModelRunner(Protocol):
+    """One model's graphs and row slots, driven by one thread.
+
+    Slots 0..R-1 of a group hold the running rows; the search side decides which segment is where,
+    the runner owns the caches and never sees a hypothesis.
+    """
+
+    @property
+    def groups(self) -> Sequence[RowGroup]:
+        """The row groups, shortest source length first."""
+        ...
+
+    def admit(self, group: int, newcomers: Sequence[SourceRow]) -> None:
+        """Encode the newcomers and write their cross cache, mask and empty state into their slots."""
+        ...
+
+    def step(self, group: int, last_ids: Int64Array, positions: Int64Array) -> StepOutput:
+        """Run one decoder step over slots ``0..R-1``.
+
+        Args:
+            group: index into `groups`.
+            last_ids: int64 [R], the token decoded last; ignored at position 0.
+            positions: int64 [R], target tokens each row has decoded already.
+        """
+        ...
+
+    def move(self, group: int, *, from_slot: int, to_slot: int) -> None:
+        """Copy a running row's caches onto another slot (a finished one's), keeping rows dense."""
+        ...

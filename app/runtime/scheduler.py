@@ -1,0 +1,146 @@
+"""Who waits and who runs. Pure: no thread, no clock, no model.
+
+Waiting entries are kept in arrival order per row group. At every step `schedule` seats the oldest
+entries whose group has a free slot, as many as the token budget allows; the oldest of all is never
+passed over while its group has room, and within a group nobody overtakes, so none is starved.
+Groups with running rows take turns (`next_group`): short sentences do not wait for a long one to
+finish, nor the reverse.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from app.runtime.entry import Entry
+from app.runtime.runner import RowGroup
+from app.runtime.slots import RowSlots, SlotMove
+
+
+@dataclass(frozen=True)
+class Admission:
+    """An entry that joins the running rows now."""
+
+    entry: Entry
+    group: int
+    slot: int
+
+
+@dataclass(frozen=True)
+class Departure:
+    """An entry that left its slot, and the copy that keeps the rows dense."""
+
+    entry: Entry
+    group: int
+    move: SlotMove | None
+
+
+class Scheduler:
+    """Decides, step by step, which entries of one model run."""
+
+    def __init__(self, groups: Sequence[RowGroup], *, max_admission_tokens: int) -> None:
+        """Create an empty schedule.
+
+        Args:
+            groups: the runner's row groups, shortest source length first.
+            max_admission_tokens: padded source tokens encoded at most between two steps, so that
+                newcomers do not stall running rows; the oldest entry is admitted even alone above it.
+        """
+        self._groups = tuple(groups)
+        self._max_admission_tokens = max_admission_tokens
+        self._waiting: list[deque[tuple[int, Entry]]] = [deque() for _ in groups]
+        self._running: list[RowSlots[Entry]] = [RowSlots(group.max_rows) for group in groups]
+        self._num_arrivals = 0
+        self._last_group = -1
+
+    @property
+    def has_work(self) -> bool:
+        """Whether anything waits or runs."""
+        return any(self._waiting) or any(len(slots) for slots in self._running)
+
+    @property
+    def num_running(self) -> int:
+        """Rows in all groups."""
+        return sum(len(slots) for slots in self._running)
+
+    def group_of(self, num_source_tokens: int) -> int:
+        """The group of a source of this length: a property of the segment alone."""
+        for index, group in enumerate(self._groups):
+            if num_source_tokens <= group.source_length:
+                return index
+        raise ValueError(
+            f"the source has {num_source_tokens} tokens; the longest row group takes "
+            f"{self._groups[-1].source_length}. Wrap the segment first"
+        )
+
+    def add(self, entry: Entry) -> None:
+        """Queue an entry behind all that arrived before it."""
+        self._waiting[self.group_of(entry.num_source_tokens)].append((self._num_arrivals, entry))
+        self._num_arrivals += 1
+
+    def running(self, group: int) -> tuple[Entry, ...]:
+        """The group's running entries by slot."""
+        return self._running[group].occupants
+
+    def schedule(self) -> list[Admission]:
+        """Seat waiting entries, oldest first, within free slots and the token budget."""
+        admissions: list[Admission] = []
+        num_tokens = 0
+        while (group := self._oldest_seatable()) is not None:
+            num_tokens += self._groups[group].source_length
+            if admissions and num_tokens > self._max_admission_tokens:
+                break
+            _, entry = self._waiting[group].popleft()
+            admissions.append(Admission(entry, group, self._running[group].take(entry)))
+        return admissions
+
+    def _oldest_seatable(self) -> int | None:
+        seatable = [
+            (waiting[0][0], group)
+            for group, waiting in enumerate(self._waiting)
+            if waiting and self._running[group].num_free
+        ]
+        return min(seatable)[1] if seatable else None
+
+    def next_group(self) -> int | None:
+        """The group whose rows take the next step: round robin over those that have rows."""
+        for offset in range(1, len(self._groups) + 1):
+            group = (self._last_group + offset) % len(self._groups)
+            if len(self._running[group]):
+                self._last_group = group
+                return group
+        return None
+
+    def leave(self, group: int, entry: Entry) -> Departure:
+        """Take a running entry out of its slot."""
+        slots = self._running[group]
+        return Departure(entry, group, slots.leave(slots.occupants.index(entry)))
+
+    def remove_cancelled(self) -> tuple[list[Entry], list[Departure]]:
+        """Take out every cancelled entry: those that waited, and those that held a slot."""
+        never_ran: list[Entry] = []
+        for group, waiting in enumerate(self._waiting):
+            if any(entry.cancelled for _, entry in waiting):
+                never_ran += [entry for _, entry in waiting if entry.cancelled]
+                self._waiting[group] = deque(item for item in waiting if not item[1].cancelled)
+        departures = [
+            self.leave(group, entry)
+            for group, slots in enumerate(self._running)
+            for entry in slots.occupants
+            if entry.cancelled
+        ]
+        return never_ran, departures
+
+    def clear_group(self, group: int) -> tuple[Entry, ...]:
+        """Empty a group's slots (its step failed) and return who ran there."""
+        return self._running[group].clear()
+
+    def clear(self) -> list[Entry]:
+        """Empty everything and return every entry that was waiting or running."""
+        entries = [entry for waiting in self._waiting for _, entry in waiting]
+        for waiting in self._waiting:
+            waiting.clear()
+        for slots in self._running:
+            entries += slots.clear()
+        return entries

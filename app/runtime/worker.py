@@ -1,0 +1,148 @@
+"""The thread that decodes. The only file of the service that starts one for a model."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+
+from app.errors import DragomanError, ShuttingDown, WorkerFailed
+from app.runtime.entry import Entry
+from app.runtime.lane import Lane
+
+
+_ABORT_S = 5.0
+"""Seconds granted to the step in progress once the drain time is over."""
+
+
+class Worker:
+    """One thread that runs the lanes of every model in turn.
+
+    `submit`, `wake`, `stop` and the properties may be called from any thread; lanes are touched by
+    the worker's own thread alone.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        lanes: Mapping[str, Lane],
+        *,
+        on_death: Callable[[BaseException], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Prepare the thread; `start` starts it.
+
+        Args:
+            name: thread name, seen in profilers and logs.
+            lanes: a lane per model id, owned by this worker from now on.
+            on_death: told, from the dying thread, of an error no step could contain.
+            clock: monotonic seconds.
+        """
+        self._lanes = dict(lanes)
+        self._on_death = on_death
+        self._clock = clock
+        self._inbox: deque[tuple[str, Entry]] = deque()
+        self._wakeup = threading.Condition()
+        self._stopping = False
+        self._dead = False
+        self._aborting = False
+        self._heartbeat_at_s = clock()
+        self._idle = True
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive() and not self._dead
+
+    def heartbeat_age_s(self) -> float:
+        """Seconds since the loop last turned, 0 while idle: large means a step hangs."""
+        with self._wakeup:
+            return 0.0 if self._idle else self._clock() - self._heartbeat_at_s
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def submit(self, model: str, entry: Entry) -> None:
+        """Hand over an entry.
+
+        Raises:
+            ShuttingDown: the worker is stopping.
+            WorkerFailed: the worker has died.
+        """
+        with self._wakeup:
+            if self._dead:
+                raise WorkerFailed("the decoding thread has died; the service needs a restart")
+            if self._stopping:
+                raise ShuttingDown("the service is shutting down; send the request to another instance")
+            self._inbox.append((model, entry))
+            self._wakeup.notify()
+
+    def stop(self, *, timeout_s: float) -> bool:
+        """Finish what was handed over, then end the thread.
+
+        What is not finished after `timeout_s` is answered with ShuttingDown at the next step.
+
+        Returns:
+            Whether everything was finished in time.
+        """
+        with self._wakeup:
+            self._stopping = True
+            self._wakeup.notify()
+        if self._thread.ident is None:
+            return True
+        self._thread.join(timeout_s)
+        finished = not self._thread.is_alive()
+        self._aborting = True
+        self._thread.join(_ABORT_S)
+        return finished
+
+    def _run(self) -> None:
+        try:
+            while self._take_in():
+                if self._aborting:
+                    self._answer_all(
+                        ShuttingDown("the service shut down before this segment was done; send it again elsewhere")
+                    )
+                for lane in self._lanes.values():
+                    if lane.has_work:
+                        lane.tick()
+        except BaseException as error:  # noqa: BLE001 - the border of the thread: answer, report, end
+            self._die(error)
+
+    def _take_in(self) -> bool:
+        """Move the inbox into the lanes, sleeping while there is nothing to do; False ends the thread."""
+        with self._wakeup:
+            busy = any(lane.has_work for lane in self._lanes.values())
+            while not busy and not self._inbox:
+                if self._stopping:
+                    return False
+                self._idle = True
+                self._wakeup.wait()
+            self._idle = False
+            self._heartbeat_at_s = self._clock()
+        while self._inbox:
+            model, entry = self._inbox.popleft()
+            try:
+                self._lanes[model].add(entry)
+            except (KeyError, ValueError) as error:
+                entry.resolve(WorkerFailed(f"the segment could not be queued: {error}"), now_s=self._clock())
+        return True
+
+    def _die(self, error: BaseException) -> None:
+        with self._wakeup:
+            self._dead = True
+        self._answer_all(
+            WorkerFailed(f"the decoding thread died ({type(error).__name__}); the service needs a restart")
+        )
+        self._on_death(error)
+
+    def _answer_all(self, error: DragomanError) -> None:
+        for lane in self._lanes.values():
+            lane.fail_all(error)
+        now_s = self._clock()
+        while self._inbox:
+            _, entry = self._inbox.popleft()
+            entry.resolve(error, now_s=now_s)

@@ -1,0 +1,1 @@
+"""Text on its way to and from the model: segments, wrapping, token ids."""

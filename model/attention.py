@@ -1,0 +1,128 @@
+"""Multi-head scaled dot-product attention: Vaswani et al. 2017, section 3.2.
+
+A mask is bool and True where a query may look: [B, 1, 1, S] for padding, [T, S] for causality, or
+anything else that broadcasts to the scores [B, H, T, S].
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+
+class KeysValues(NamedTuple):
+    """What attention looks at: both [B, H, S, D], B rows of S positions."""
+
+    keys: Tensor
+    values: Tensor
+
+
+def padding_mask(real: Tensor) -> Tensor:
+    """Turn bool [B, S], True at real tokens, into the mask [B, 1, 1, S] for all heads and queries."""
+    return real[:, None, None, :]
+
+
+def causal_mask(num_queries: int, num_keys: int, *, device: torch.device) -> Tensor:
+    """Let each query see the keys up to its own position (section 3.2.3).
+
+    The queries are the last T of the S positions, so that cached decoding uses the same mask:
+    query t stands at position S - T + t.
+
+    Returns:
+        bool [T, S], True where key s <= S - T + t.
+    """
+    everything = torch.ones(num_queries, num_keys, dtype=torch.bool, device=device)  # [T, S]
+    return everything.tril(diagonal=num_keys - num_queries)  # [T, S]
+
+
+def scaled_dot_product_attention(queries: Tensor, attended: KeysValues, mask: Tensor) -> Tensor:
+    """Equation 1: ``softmax(Q K^T / sqrt(D)) V``, with -inf for illegal connections.
+
+    Args:
+        queries: [B, H, T, D].
+        attended: keys and values, [B, H, S, D] each.
+        mask: bool, broadcasts to [B, H, T, S]. A query that may look nowhere gets NaN, because a
+            softmax over nothing is undefined.
+
+    Returns:
+        [B, H, T, D].
+    """
+    scores = queries @ attended.keys.transpose(2, 3) / math.sqrt(queries.shape[3])  # [B, H, T, S]
+    weights = scores.masked_fill(~mask, -math.inf).softmax(dim=3)  # [B, H, T, S]
+    return weights @ attended.values  # [B, H, T, D]
+
+
+class MultiHeadAttention(nn.Module):
+    """Section 3.2.2: ``MultiHead(Q, K, V) = Concat(head_1, ..., head_H) W^O``.
+
+    The H projections of one kind are one d x d matrix (d = H * D); head h owns outputs h*D to
+    (h+1)*D-1. All four have a bias, which the paper leaves open and both Marian and PyTorch have.
+    """
+
+    def __init__(self, d_model: int, num_heads: int) -> None:
+        """Make W^Q, W^K, W^V and W^O; ``d_model`` must be a multiple of ``num_heads``."""
+        super().__init__()
+        self.num_heads = num_heads
+        self.query = nn.Linear(d_model, d_model)
+        self.key = nn.Linear(d_model, d_model)
+        self.value = nn.Linear(d_model, d_model)
+        self.output = nn.Linear(d_model, d_model)
+
+    def keys_values(self, attended: Tensor) -> KeysValues:
+        """Project what is looked at, [B, S, d], to keys and values [B, H, S, D]."""
+        return KeysValues(self._split(self.key(attended)), self._split(self.value(attended)))
+
+    def forward(self, inputs: Tensor, attended: KeysValues, mask: Tensor) -> Tensor:
+        """Look from each input at the attended positions.
+
+        Args:
+            inputs: [B, T, d], the source of the queries.
+            attended: keys and values, [B, H, S, D] each.
+            mask: bool, broadcasts to [B, H, T, S].
+
+        Returns:
+            [B, T, d].
+        """
+        queries = self._split(self.query(inputs))  # [B, H, T, D]
+        heads = scaled_dot_product_attention(queries, attended, mask)  # [B, H, T, D]
+        concatenated = heads.transpose(1, 2).flatten(2)  # [B, T, H, D] -> [B, T, H*D = d]
+        projected: Tensor = self.output(concatenated)  # [B, T, d]
+        return projected
+
+    def _split(self, projected: Tensor) -> Tensor:
+        """Cut [B, T, d] into heads, [B, H, T, D]."""
+        heads = projected.view(*projected.shape[:2], self.num_heads, -1)  # [B, T, H, D]
+        return heads.transpose(1, 2)  # [B, H, T, D]
+
+
+class CausalSelfAttention(MultiHeadAttention):
+    """Self-attention that never looks ahead, continued from the positions before (section 3.2.3)."""
+
+    def start(self, num_rows: int) -> KeysValues:
+        """The cache before the first position: keys and values [R, H, 0, D]."""
+        d_model = self.key.out_features
+        shape = (num_rows, self.num_heads, 0, d_model // self.num_heads)
+        empty = self.key.weight.new_zeros(shape)  # [R, H, 0, D]
+        return KeysValues(empty, empty)
+
+    def advance(self, inputs: Tensor, past: tuple[Tensor, ...]) -> tuple[Tensor, KeysValues]:
+        """Attend from T new positions to the P cached ones and causally to each other.
+
+        Args:
+            inputs: [R, T, d].
+            past: keys and values of the positions before, [R, H, P, D] each.
+
+        Returns:
+            The outputs [R, T, d], and the keys and values [R, H, P+T, D] to continue from.
+        """
+        past_keys, past_values = past  # [R, H, P, D] each
+        new = self.keys_values(inputs)  # [R, H, T, D] each
+        present = KeysValues(
+            torch.cat([past_keys, new.keys], dim=2),  # [R, H, P+T, D]
+            torch.cat([past_values, new.values], dim=2),  # [R, H, P+T, D]
+        )
+        mask = causal_mask(inputs.shape[1], present.keys.shape[2], device=inputs.device)  # [T, P+T]
+        return self(inputs, present, mask), present
