@@ -20,8 +20,9 @@ def position_codes(count: int, d_model: int, *, layout: PositionLayout) -> Tenso
         PE(p, 2i)   = sin(p / 10000^(2i / d))
         PE(p, 2i+1) = cos(p / 10000^(2i / d))
 
-    ``"halves"`` is Marian's (``SinusoidalPositionEmbeddings`` in marian-dev, and the same in
-    tensor2tensor): all sines come before all cosines, and the slowest wave is reached exactly::
+    ``"halves"`` is Marian's (``sinusoidalPositionEmbeddings`` in marian-dev's
+    src/graph/node_initializers.cpp, there in float32): all sines come before all cosines, and the
+    exponents reach 1::
 
         PE(p, i)       = sin(p / 10000^(i / (d/2 - 1)))
         PE(p, d/2 + i) = cos(p / 10000^(i / (d/2 - 1)))
@@ -37,9 +38,12 @@ def position_codes(count: int, d_model: int, *, layout: PositionLayout) -> Tenso
     Raises:
         ValueError: ``d_model`` is odd, or is 2 with halves, where Marian's exponent is 0/0.
     """
+    smallest = 4 if layout == "halves" else 2
+    if d_model % 2 or d_model < smallest:
+        raise ValueError(
+            f"d_model is {d_model}; {layout} positions need an even number of at least {smallest}"
+        )
     num_waves = d_model // 2
-    if d_model % 2 or (layout == "halves" and num_waves < 2):
-        raise ValueError(f"d_model is {d_model}; {layout} positions need an even number of at least 4")
     exponents = torch.arange(num_waves, dtype=torch.float64)  # [d/2]
     exponents = exponents / (num_waves if layout == "interleaved" else num_waves - 1)  # [d/2]
     frequencies = torch.exp(-math.log(10000.0) * exponents)  # [d/2]
