@@ -175,4 +175,4 @@ def test_the_whole_model_equals_one_built_of_torchs_layers(
         y = decoder_layer(y, memory, tgt_mask=future, memory_key_padding_mask=~REAL)
     expected = (ours.decoder_norm(y) if final else y) @ embeddings.T + ours.output_bias
 
-    assert_close(ours(source_ids, REAL, target_ids), expected, rtol=1e-5, atol=5e-5)
+    assert_close(ours(source_ids, REAL, target_ids), expected, rtol=1e-5, atol=1e-5)
