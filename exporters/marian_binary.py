@@ -195,7 +195,9 @@ def parse_marian_binary(content: memoryview | bytes, *, source: str) -> dict[str
             "a .npz model must be converted with marian-conv first"
         )
     headers = list(
-        _ITEM_HEADER.iter_unpack(cursor.take(num_items * _ITEM_HEADER.size, f"the headers of {num_items} items"))
+        _ITEM_HEADER.iter_unpack(
+            cursor.take(num_items * _ITEM_HEADER.size, f"the headers of {num_items} items")
+        )
     )
     names = [_name(cursor, length, index) for index, (length, _, _, _) in enumerate(headers)]
     shapes = [_shape(cursor, header[2], name) for header, name in zip(headers, names, strict=True)]
@@ -246,7 +248,9 @@ class _Cursor:
 
 def _name(cursor: _Cursor, num_bytes: int, index: int) -> str:
     if num_bytes > MAX_NAME_BYTES:
-        raise damaged(cursor.source, f"the name of item {index} has {num_bytes} bytes", f"at most {MAX_NAME_BYTES}")
+        raise damaged(
+            cursor.source, f"the name of item {index} has {num_bytes} bytes", f"at most {MAX_NAME_BYTES}"
+        )
     raw = bytes(cursor.take(num_bytes, f"the name of item {index}"))
     if len(raw) < 2 or raw.find(b"\0") != len(raw) - 1:
         raise damaged(
@@ -276,7 +280,8 @@ def _type_name(type_code: int, name: str, source: str) -> str:
     if type_code not in _TYPE_NAMES:
         raise CheckpointError(
             f"{source}: {name!r} has the element type 0x{type_code:04x}, expected one of "
-            f"{', '.join(_TYPE_NAMES.values())}; convert the model with marian-conv --gemm-type float32 or intgemm8"
+            f"{', '.join(_TYPE_NAMES.values())}; "
+            "convert the model with marian-conv --gemm-type float32 or intgemm8"
         )
     return _TYPE_NAMES[type_code]
 
@@ -290,6 +295,6 @@ def _check_size(item: MarianItem) -> None:
     if not 0 <= num_surplus < DATA_ALIGNMENT_BYTES:
         raise damaged(
             item.source,
-            f"{item.name!r} of type {item.type_name} and shape {item.shape} has {len(item.data)} bytes of data",
+            f"{item.name!r}, {item.type_name} of shape {item.shape}, has {len(item.data)} bytes of data",
             f"{num_needed} and less than {DATA_ALIGNMENT_BYTES} bytes of padding",
         )

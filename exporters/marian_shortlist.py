@@ -67,7 +67,9 @@ def read_marian_shortlist(content: bytes, *, source: str) -> Shortlist:
         raise damaged(f"the file has {len(content)} bytes", f"{num_expected_bytes} as its header announces")
     actual = marian_checksum(content)
     if checksum != actual:
-        raise damaged(f"the content has the checksum 0x{actual:016X}", f"0x{checksum:016X} as its header says")
+        raise damaged(
+            f"the content has the checksum 0x{actual:016X}", f"0x{checksum:016X} as its header says"
+        )
     offsets = np.frombuffer(content, dtype="<u8", count=num_offsets, offset=_HEADER.size)
     targets = np.frombuffer(content, dtype="<u4", count=num_targets, offset=_HEADER.size + 8 * num_offsets)
     if offsets.max() > num_targets:

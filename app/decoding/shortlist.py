@@ -57,7 +57,9 @@ class Shortlist:
         """
         vocabulary_size = len(offsets) - 1
         if not 1 <= vocabulary_size <= MAX_VOCABULARY_SIZE:
-            raise ValueError(f"the vocabulary size is {vocabulary_size}; the range is 1 to {MAX_VOCABULARY_SIZE}")
+            raise ValueError(
+                f"the vocabulary size is {vocabulary_size}; the range is 1 to {MAX_VOCABULARY_SIZE}"
+            )
         if not 0 <= num_frequent <= vocabulary_size:
             raise ValueError(f"num_frequent is {num_frequent}; the range is 0 to {vocabulary_size}")
         if offsets[0] != 0 or offsets[-1] != len(targets) or (np.diff(offsets) < 0).any():
@@ -185,7 +187,9 @@ class Shortlist:
                 raise _corrupt(path, f"the {what} is {value}", f"{low} to {high}")
         body = _decompress(content[_HEADER.size :], 4 * vocabulary_size + num_planes * num_entries, path)
         lengths = np.frombuffer(body, dtype="<u4", count=vocabulary_size).astype(np.int64)
-        planes = np.frombuffer(body, dtype=np.uint8, offset=4 * vocabulary_size).reshape(num_planes, num_entries)
+        planes = np.frombuffer(body, dtype=np.uint8, offset=4 * vocabulary_size).reshape(
+            num_planes, num_entries
+        )
         offsets = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)])
         if offsets[-1] != num_entries:
             raise _corrupt(path, f"the lists hold {offsets[-1]} entries", f"{num_entries} as the header says")
@@ -216,6 +220,8 @@ def _decompress(content: bytes, num_expected_bytes: int, path: Path) -> bytes:
         raise _corrupt(path, "the compressed lists are damaged", "one zlib stream") from error
     if len(body) != num_expected_bytes or not stream.eof or stream.unused_data:
         raise _corrupt(
-            path, "the compressed lists are longer or shorter than announced", f"{num_expected_bytes} bytes in all"
+            path,
+            "the compressed lists are longer or shorter than announced",
+            f"{num_expected_bytes} bytes in all",
         )
     return body
