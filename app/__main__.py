@@ -1,0 +1,202 @@
+"""`dragoman` = `python -m app`: parses the command line; what a command does is imported when it runs."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from app.errors import DragomanError, InvalidRequest, SettingsError
+
+_EXIT_FAILED = 1
+_EXIT_USAGE = 2
+_EXIT_INTERRUPTED = 130
+_TRAINING_MODULES = frozenset({"torch", "onnx", "yaml", "safetensors", "exporters", "model"})
+
+cli = typer.Typer(
+    name="dragoman",
+    help="Self-hosted machine translation.",
+    epilog="Every setting is also an environment variable DRAGOMAN_<NAME>; `dragoman settings` lists them.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+models = typer.Typer(help="Show and check bundles.", no_args_is_help=True)
+cli.add_typer(models, name="models")
+
+Bundles = Annotated[
+    Optional[Path],  # noqa: UP045  # typer reads the annotation at run time
+    typer.Option("--bundles", help="Folder of bundles, or one bundle. Default: the shipped ones."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib import metadata
+
+        print(f"dragoman {metadata.version('dragoman')}")
+        raise typer.Exit
+
+
+@cli.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Self-hosted machine translation."""
+
+
+@cli.command()
+def serve(
+    host: Annotated[str | None, typer.Option(help="Address to listen on. Default: 127.0.0.1.")] = None,
+    port: Annotated[int | None, typer.Option(help="TCP port. Default: 8000.")] = None,
+    bundles: Bundles = None,
+    variant: Annotated[str | None, typer.Option(help="Graphs to run: cpu-int8 or cpu-fp32.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Decoding threads. Default: the usable cores.")] = None,
+    max_rows: Annotated[int | None, typer.Option(help="Segments decoded together per worker.")] = None,
+    drain_s: Annotated[
+        float | None, typer.Option(help="Seconds that admitted work may take to finish.")
+    ] = None,
+    log_format: Annotated[str | None, typer.Option(help="console or json.")] = None,
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
+) -> None:
+    """Answer translation requests over HTTP until SIGTERM or Ctrl-C."""
+    from app.cli.serve import serve as run
+
+    run(
+        {
+            "host": host,
+            "port": port,
+            "bundles": bundles,
+            "variant": variant,
+            "num_workers": workers,
+            "max_rows": max_rows,
+            "drain_s": drain_s,
+            "log_format": log_format,
+            "log_level": log_level,
+        }
+    )
+
+
+@cli.command()
+def translate(
+    texts: Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="Texts to translate.")] = None,
+    source: Annotated[str | None, typer.Option("--source", "-s", help="Source language, such as en.")] = None,
+    target: Annotated[str | None, typer.Option("--target", "-t", help="Target language, such as pt.")] = None,
+    bundle: Annotated[Path | None, typer.Option(help="One bundle; its languages need not be named.")] = None,
+    bundles: Bundles = None,
+    source_file: Annotated[Path | None, typer.Option("--input", "-i", help="File, one text a line.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="File for the translations.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with OUTPUT.partial.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing OUTPUT.")] = False,
+    encoding: Annotated[str, typer.Option(help="Encoding of the input; the output is UTF-8.")] = "utf-8",
+    variant: Annotated[str | None, typer.Option(help="Graphs to run: cpu-int8 or cpu-fp32.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Decoding threads. Default: the usable cores.")] = None,
+) -> None:
+    """Translate TEXTs, or --input line by line, or standard input line by line.
+
+    A file's translation is written to OUTPUT.partial and renamed when it is complete. If it is
+    interrupted, the same command with --resume goes on where it stopped.
+    """
+    if (source_file is None) != (output is None):
+        raise typer.BadParameter("--input and --output go together; a pipe needs neither")
+    if texts and source_file is not None:
+        raise typer.BadParameter("give either TEXTs or --input, not both")
+    if (resume or force) and output is None:
+        raise typer.BadParameter("--resume and --force are for --input and --output")
+    if bundle is not None and bundles is not None:
+        raise typer.BadParameter("give either --bundle or --bundles, not both")
+    if source_file is not None and not source_file.is_file():
+        raise typer.BadParameter(f"{source_file} is not a file")
+    from app.cli.translate import FileOptions
+    from app.cli.translate import translate as run
+
+    file = None
+    if source_file is not None and output is not None:
+        file = FileOptions(source_file, output, resume, force)
+    try:
+        run(
+            texts or [],
+            file,
+            source=source,
+            target=target,
+            encoding=encoding,
+            overrides={"bundles": bundle or bundles, "variant": variant, "num_workers": workers},
+        )
+    except KeyboardInterrupt:
+        hint = "" if file is None else f"; pass --resume to go on with {file.output}.partial"
+        print(f"interrupted{hint}", file=sys.stderr)
+        raise typer.Exit(_EXIT_INTERRUPTED) from None
+
+
+@models.command("list")
+def list_models(bundles: Bundles = None, as_json: AsJson = False) -> None:
+    """List the bundles: languages, variants, size, measured quality."""
+    from app.cli.models import list_models as run
+    from app.settings import load_settings
+
+    run(load_settings({"bundles": bundles}).bundles, as_json=as_json)
+
+
+@models.command()
+def verify(bundles: Bundles = None, as_json: AsJson = False) -> None:
+    """Check every file of every bundle against the checksums of its manifest."""
+    from app.cli.models import verify_models
+    from app.settings import load_settings
+
+    if not verify_models(load_settings({"bundles": bundles}).bundles, as_json=as_json):
+        raise typer.Exit(_EXIT_FAILED)
+
+
+@cli.command()
+def settings() -> None:
+    """List every setting: its environment variable, its value now, its meaning."""
+    from app.cli.settings_table import print_settings
+    from app.settings import load_settings
+
+    print_settings(load_settings())
+
+
+@cli.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+    add_help_option=False,
+)
+def export(context: typer.Context) -> None:
+    """Make a bundle from a checkpoint (needs the train extra); see `dragoman export --help`."""
+    try:
+        # Imported by name: the service itself must not depend on the exporters, nor they be typed here.
+        exporter = importlib.import_module("exporters.cli").app
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in _TRAINING_MODULES:
+            raise
+        print(f"export needs {error.name}; install it with: pip install 'dragoman[train]'", file=sys.stderr)
+        raise typer.Exit(_EXIT_FAILED) from None
+    exporter(args=context.args, prog_name="dragoman export")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run a command; ends by SystemExit with 0, 1 (it failed), 2 (wrong usage) or 130 (Ctrl-C).
+
+    Args:
+        arguments: without the program's name; None takes the process's.
+    """
+    try:
+        cli(args=None if arguments is None else list(arguments), prog_name="dragoman")
+    except DragomanError as error:
+        print(f"dragoman: {error.message}", file=sys.stderr)
+        sys.exit(_EXIT_USAGE if isinstance(error, InvalidRequest | SettingsError) else _EXIT_FAILED)
+    except OSError as error:
+        # Files and ports of the user's choosing: the reason is enough, the stack helps nobody.
+        print(f"dragoman: {error}", file=sys.stderr)
+        sys.exit(_EXIT_FAILED)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,225 @@
+"""LibreTranslate's dialect at the root: POST /translate and GET /languages.
+
+Written from the public description of the wire format. Where this service does less it says so in an
+error instead of answering something else: no detection (``source: auto``), no HTML, no alternatives.
+``api_key`` and fields this service does not know are accepted and ignored, because this dialect's
+clients send fields of several versions of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, Field
+
+from app.api.body import is_json, media_type_of, read_form, read_json_object, read_query
+from app.api.disconnect import while_connected
+from app.api.engine_protocol import TranslationEngine
+from app.api.errors import UnsupportedMediaType
+from app.api.languages import LanguageTable, checked_code, language_name
+from app.api.options import ApiOptions
+from app.errors import InvalidOption, InvalidRequest, RequestTooLarge, UnsupportedPair
+from app.runtime.request import PairInfo, TranslationRequest
+
+_FORM = "application/x-www-form-urlencoded"
+
+
+class LibreTranslateBody(BaseModel):
+    """What clients send, as JSON, as a form or in the query string."""
+
+    q: str | list[str] = Field(description="Text, or in JSON an array of texts.")
+    source: str = Field(description="Language code; auto is refused, there is no detection.")
+    target: str = Field(description="Language code.")
+    format: str = Field(default="text", description="text; html is refused.")
+    alternatives: int = Field(default=0, description="0; more is refused.")
+    api_key: str = Field(default="", description="Ignored.")
+
+
+class LibreTranslateAnswer(BaseModel):
+    """The translation, in the shape of ``q``."""
+
+    translatedText: str | list[str] = Field(description="A string for a string, an array for an array.")  # noqa: N815
+
+
+class LibreTranslateLanguage(BaseModel):
+    """A language and what it can be translated to."""
+
+    code: str
+    name: str
+    targets: list[str]
+
+
+class LibreTranslateError(BaseModel):
+    """Every error outside /v1."""
+
+    error: str
+
+
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    400: {
+        "model": LibreTranslateError,
+        "description": "A field is missing or wrong, or a limit is exceeded.",
+    },
+    413: {"model": LibreTranslateError, "description": "The body exceeds the limit on bytes."},
+    415: {"model": LibreTranslateError, "description": "The body's content type is not read."},
+    429: {"model": LibreTranslateError, "description": "Too much work is waiting; see Retry-After."},
+    500: {
+        "model": LibreTranslateError,
+        "description": "A fault of the service; the log has it by request id.",
+    },
+    503: {"model": LibreTranslateError, "description": "The service is stopping, or a step failed."},
+}
+_SCHEMA = {"$ref": "#/components/schemas/LibreTranslateBody"}
+_EXAMPLE = {"q": "Good morning.", "source": "en", "target": "pt", "format": "text"}
+
+
+@dataclass(frozen=True)
+class _Fields:
+    """A request's fields with the types still unchecked."""
+
+    values: dict[str, object]
+
+    def required(self, name: str) -> object:
+        value = self.values.get(name)
+        if value is None or (value == "" and name != "q"):
+            raise InvalidRequest(f"Invalid request: missing {name} parameter")
+        return value
+
+    def code(self, name: str) -> str:
+        value = self.required(name)
+        if not isinstance(value, str):
+            raise InvalidRequest(f"Invalid request: {name} must be a string")
+        return checked_code(value, name)
+
+
+def libretranslate_router(
+    engine: TranslationEngine, languages: LanguageTable, options: ApiOptions
+) -> APIRouter:
+    """LibreTranslate's routes over an engine."""
+    router = APIRouter(tags=["libretranslate"])
+
+    @router.post(
+        "/translate",
+        response_model=LibreTranslateAnswer,
+        responses=_ERRORS,
+        summary="Translate, LibreTranslate's way",
+        openapi_extra={
+            "requestBody": {
+                "required": True,
+                "content": {
+                    "application/json": {"schema": _SCHEMA, "example": _EXAMPLE},
+                    _FORM: {"schema": _SCHEMA},
+                },
+            }
+        },
+    )
+    async def translate(request: Request) -> LibreTranslateAnswer:
+        """Translate a text or an array of texts; the answer has the shape of the question."""
+        fields = await _read_fields(request)
+        q = fields.required("q")
+        texts = _texts(q, options)
+        _check_format(fields)
+        _check_alternatives(fields)
+        pair = _pair(languages, source=fields.code("source"), target=fields.code("target"))
+        work = engine.translate(TranslationRequest(texts, pair.source, pair.target))
+        result = await while_connected(request, work)
+        translated = [text.text for text in result.texts]
+        return LibreTranslateAnswer(translatedText=translated if isinstance(q, list) else translated[0])
+
+    @router.get("/languages", response_model=list[LibreTranslateLanguage], summary="List the languages")
+    async def list_languages() -> list[LibreTranslateLanguage]:
+        """List every language of a loaded pair; one that is only a target has no targets itself."""
+        return [
+            LibreTranslateLanguage(
+                code=code, name=language_name(code), targets=list(languages.targets_of(code))
+            )
+            for code in languages.codes
+        ]
+
+    return router
+
+
+async def _read_fields(request: Request) -> _Fields:
+    media_type = media_type_of(request)
+    if is_json(media_type):
+        return _Fields(await read_json_object(request))
+    if media_type not in ("", _FORM):
+        raise UnsupportedMediaType(f"Invalid request: send the body as application/json or {_FORM}")
+    form = await read_form(request) if media_type == _FORM else []
+    values: dict[str, object] = {}
+    for fields in (form, read_query(request)):
+        named = [name for name, _ in fields]
+        if named.count("q") > 1:
+            raise InvalidRequest(
+                f"Invalid request: q is given {named.count('q')} times; send an array in JSON"
+            )
+        for name, value in fields:
+            values.setdefault(name, value)
+    if isinstance(q := values.get("q"), str):
+        # Forms carry CRLF whatever the author typed; this dialect's services hand back LF.
+        values["q"] = q.replace("\r\n", "\n").replace("\r", "\n")
+    return _Fields(values)
+
+
+def _texts(q: object, options: ApiOptions) -> tuple[str, ...]:
+    if isinstance(q, str):
+        texts: tuple[str, ...] = (q,)
+    elif isinstance(q, list) and all(isinstance(item, str) for item in q):
+        texts = tuple(q)
+    else:
+        raise InvalidRequest("Invalid request: q must be a string or an array of strings")
+    if len(texts) > options.max_texts:
+        raise RequestTooLarge(
+            f"Invalid request: request ({len(texts)}) exceeds batch limit ({options.max_texts})"
+        )
+    if (num_characters := sum(map(len, texts))) > options.max_text_characters:
+        raise RequestTooLarge(
+            f"Invalid request: request ({num_characters}) exceeds text limit ({options.max_text_characters})"
+        )
+    return texts
+
+
+def _check_format(fields: _Fields) -> None:
+    value = fields.values.get("format")
+    if value in (None, "", "text"):
+        return
+    if value == "html":
+        raise InvalidOption("html format is not supported yet; send format text")
+    raise InvalidOption("this format is not supported; send format text")
+
+
+def _check_alternatives(fields: _Fields) -> None:
+    value = fields.values.get("alternatives")
+    if value in (None, ""):
+        return
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    if not is_number and not (isinstance(value, str) and value.isascii() and value.lstrip("+-").isdigit()):
+        raise InvalidOption("Invalid request: alternatives parameter is not a number")
+    if str(value).lstrip("+-0") != "":
+        raise InvalidOption("Invalid request: alternatives parameter must be <= 0; one translation is given")
+
+
+def _pair(languages: LanguageTable, *, source: str, target: str) -> PairInfo:
+    if source.casefold() == "auto":
+        sources = ", ".join(code for code in languages.codes if languages.targets_of(code))
+        raise UnsupportedPair(
+            f"auto is not supported: there is no language detection here; send source as one of {sources}"
+        )
+    found_source = _found(languages, source)
+    found_target = _found(languages, target)
+    pair = languages.pair(found_source, found_target)
+    if pair is None:
+        raise UnsupportedPair(
+            f"{language_name(found_target)} ({found_target}) is not available as a target language from "
+            f"{language_name(found_source)} ({found_source})"
+        )
+    return pair
+
+
+def _found(languages: LanguageTable, requested: str) -> str:
+    found = languages.find(requested)
+    if found is None:
+        raise UnsupportedPair(f"{requested} is not supported")
+    return found

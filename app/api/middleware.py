@@ -1,0 +1,145 @@
+"""Pure ASGI middleware: request id, metrics, access line, last border for errors; and the body limit.
+
+Plain classes, because Starlette's `BaseHTTPMiddleware` hides a client's disconnect from the route.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+from typing import Any
+
+import structlog
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app.api.errors import BodyTooLarge, Dialect, error_response, unexpected_response
+from app.observability import Metrics, frames_of
+
+_SANE_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
+_PROBES = frozenset({"/livez", "/readyz", "/health", "/metrics"})
+_log: structlog.stdlib.BoundLogger = structlog.get_logger("dragoman.http")
+
+
+class RequestContext:
+    """Gives every request an id, counts and logs it, and answers errors nobody expected.
+
+    The access line names the route's template and never the path or the query string asked for: both
+    may hold a text.
+    """
+
+    def __init__(self, app: ASGIApp, *, metrics: Metrics) -> None:
+        """Wrap `app`."""
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = _request_id(Headers(scope=scope))
+        exchange = _Exchange(receive, send, request_id)
+        start_s = time.perf_counter()
+        self._metrics.request_started()
+        with structlog.contextvars.bound_contextvars(request_id=request_id):
+            try:
+                await self._app(scope, exchange.receive, exchange.send)
+            except Exception as error:  # the HTTP border
+                _log.error("request_failed", route=_route_of(scope), traceback=frames_of(error))
+                if exchange.status is not None:
+                    # Half an answer is out already; closing the connection is the only truth left.
+                    raise
+                await unexpected_response(Dialect.of(scope["path"]), request_id)(
+                    scope, exchange.receive, exchange.send
+                )
+            finally:
+                duration_s = time.perf_counter() - start_s
+                status = exchange.status or 500
+                route = _route_of(scope)
+                self._metrics.request_finished(
+                    scope["method"], route=route, status=status, duration_s=duration_s
+                )
+                log = _log.debug if route in _PROBES else _log.info
+                log(
+                    "request",
+                    method=scope["method"],
+                    route=route,
+                    status=status,
+                    duration_ms=round(duration_s * 1000, 2),
+                    request_bytes=exchange.received_bytes,
+                    response_bytes=exchange.sent_bytes,
+                )
+
+
+class _Exchange:
+    """One request's channels, measured."""
+
+    def __init__(self, receive: Receive, send: Send, request_id: str) -> None:
+        self._receive = receive
+        self._send = send
+        self._request_id = request_id
+        self.status: int | None = None
+        self.received_bytes = 0
+        self.sent_bytes = 0
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        self.received_bytes += len(message.get("body", b""))
+        return message
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            MutableHeaders(scope=message)["X-Request-ID"] = self._request_id
+        self.sent_bytes += len(message.get("body", b""))
+        await self._send(message)
+
+
+class BodyLimit:
+    """Refuses bodies over a size: by their Content-Length at once, chunked ones while they arrive."""
+
+    def __init__(self, app: ASGIApp, *, max_body_bytes: int) -> None:
+        """Wrap `app`."""
+        self._app = app
+        self._max_body_bytes = max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        declared = Headers(scope=scope).get("content-length", "")
+        if declared.isascii() and declared.isdigit() and int(declared[:20]) > self._max_body_bytes:
+            error = BodyTooLarge(
+                f"the body has {declared[:20]} bytes, the limit is {self._max_body_bytes}; "
+                "send it in several requests"
+            )
+            await error_response(error, Dialect.of(scope["path"]))(scope, receive, send)
+            return
+        num_bytes = 0
+
+        async def counting() -> Message:
+            nonlocal num_bytes
+            message = await receive()
+            num_bytes += len(message.get("body", b""))
+            if num_bytes > self._max_body_bytes:
+                raise BodyTooLarge(
+                    f"the body has more than {self._max_body_bytes} bytes, the limit; "
+                    "send it in several requests"
+                )
+            return message
+
+        await self._app(scope, counting, send)
+
+
+def _request_id(headers: Headers) -> str:
+    """The caller's id if it cannot harm a log; else a new one."""
+    given = headers.get("x-request-id", "")
+    return given if _SANE_REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
+
+
+def _route_of(scope: Scope) -> str:
+    route: Any = scope.get("route")
+    return getattr(route, "path", None) or "unmatched"

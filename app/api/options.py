@@ -1,0 +1,26 @@
+"""What the web layer must know, and nothing else of the settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ApiOptions:
+    """Limits of the web layer.
+
+    Attributes:
+        max_body_bytes: largest request body.
+        max_texts: most texts in one request.
+        max_text_characters: most characters in one request, all its texts together.
+        max_heartbeat_age_s: seconds without a sign of life after which a worker counts as stuck.
+        drain_s: seconds that admitted work may take when the service stops.
+        cors_origins: origins whose web pages may call the service; ``*`` allows all, empty none.
+    """
+
+    max_body_bytes: int = 2 * 1024 * 1024
+    max_texts: int = 1024
+    max_text_characters: int = 250_000
+    max_heartbeat_age_s: float = 30.0
+    drain_s: float = 30.0
+    cors_origins: tuple[str, ...] = ("*",)

@@ -1,0 +1,155 @@
+"""The native dialect's bodies. Strict: no coercion, no unknown fields, no NaN."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from app.decoding.options import MAX_TARGET_TOKENS_LIMIT
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class OptionsBody(_Body):
+    """Decoding options, the same for every segment of the request."""
+
+    max_target_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        le=MAX_TARGET_TOKENS_LIMIT,
+        description="Most target tokens of a segment, end-of-sentence included; null: the model's limit.",
+    )
+    max_target_ratio: float | None = Field(
+        default=None,
+        ge=0.1,
+        le=10,
+        description="Most target tokens per source token of a segment; null takes the model's default.",
+    )
+
+
+class TranslateBody(_Body):
+    """Texts to be translated."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "example": {"texts": ["Good morning.", "How are you?"], "source": "en", "target": "pt"},
+        }
+    )
+
+    texts: list[str] = Field(description="Texts of any length, each may hold several paragraphs.")
+    source: str = Field(description="BCP-47 code of the source language, in any case; en-GB also finds en.")
+    target: str = Field(description="BCP-47 code of the target language, in any case; pt-BR also finds pt.")
+    options: OptionsBody = Field(default_factory=OptionsBody, description="Decoding options.")
+
+
+class SegmentAnswer(_Body):
+    """One segment, the unit of translation."""
+
+    source: str = Field(description="The segment, a slice of the text.")
+    target: str = Field(description="Its translation.")
+    num_source_tokens: int = Field(description="Source tokens, end-of-sentence included.")
+    num_target_tokens: int = Field(description="Decoded tokens, end-of-sentence included.")
+    score: float = Field(description="Mean natural log-probability per decoded token; 0 is certain.")
+    finish_reason: str = Field(description="eos, or length when the limit on target tokens was reached.")
+
+
+class WarningAnswer(_Body):
+    """A fact about the translation that its reader should know."""
+
+    code: str = Field(description="segment_wrapped, target_truncated or unknown_characters.")
+    segment: int = Field(description="Index into the text's segments.")
+    message: str = Field(description="The value and the limit.")
+
+
+class TextAnswer(_Body):
+    """One text's translation."""
+
+    text: str = Field(description="The translation; whitespace between segments is that of the source.")
+    segments: list[SegmentAnswer] = Field(description="In the order of the text.")
+    warnings: list[WarningAnswer] = Field(description="In the order of the segments.")
+
+
+class TimingsAnswer(_Body):
+    """Where the time went, in seconds."""
+
+    total_s: float = Field(description="From the call to the answer.")
+    queue_s: float = Field(description="The longest wait of a segment for its place in a batch.")
+    decode_s: float = Field(description="The longest decoding of a segment.")
+
+
+class TranslateAnswer(_Body):
+    """The answer; as many texts as were sent, in their order."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "example": {
+                "texts": [
+                    {
+                        "text": "Bom dia.",
+                        "segments": [
+                            {
+                                "source": "Good morning.",
+                                "target": "Bom dia.",
+                                "num_source_tokens": 4,
+                                "num_target_tokens": 4,
+                                "score": -0.08,
+                                "finish_reason": "eos",
+                            }
+                        ],
+                        "warnings": [],
+                    }
+                ],
+                "source": "en",
+                "target": "pt",
+                "model": "en-pt",
+                "timings": {"total_s": 0.031, "queue_s": 0.001, "decode_s": 0.029},
+            }
+        }
+    )
+
+    texts: list[TextAnswer]
+    source: str = Field(description="The loaded code that the request's source stands for.")
+    target: str = Field(description="The loaded code that the request's target stands for.")
+    model: str = Field(description="Id of the bundle that translated.")
+    timings: TimingsAnswer
+
+
+class ModelAnswer(_Body):
+    """A language pair and the bundle that translates it."""
+
+    id: str = Field(description="Id of the bundle.")
+    source: str = Field(description="BCP-47 code.")
+    target: str = Field(description="BCP-47 code.")
+
+
+class ModelsAnswer(_Body):
+    """All loaded pairs."""
+
+    models: list[ModelAnswer]
+
+
+class ErrorDetail(_Body):
+    """What went wrong."""
+
+    code: str = Field(description="Stable name, for programs.")
+    message: str = Field(description="The value, the limit and the remedy, for people.")
+    retryable: bool = Field(description="Whether the same call may succeed later.")
+
+
+class ErrorAnswer(_Body):
+    """Every error below /v1."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "example": {
+                "error": {
+                    "code": "unsupported_pair",
+                    "message": "en to xx is not available; available are: en to pt, pt to en",
+                    "retryable": False,
+                }
+            }
+        }
+    )
+
+    error: ErrorDetail

@@ -1,0 +1,133 @@
+"""The web application: routes, middleware and errors around one engine."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib import metadata
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.utils import get_openapi
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect
+from starlette.responses import HTMLResponse, Response
+
+from app.api.docs_page import docs_page
+from app.api.engine_protocol import TranslationEngine
+from app.api.errors import Dialect, error_response, http_exception_response
+from app.api.health import health_router
+from app.api.languages import LanguageTable
+from app.api.libretranslate import LibreTranslateBody, libretranslate_router
+from app.api.middleware import BodyLimit, RequestContext
+from app.api.native import native_router
+from app.api.options import ApiOptions
+from app.api.schemas import TranslateBody
+from app.errors import DragomanError, InvalidRequest, RequestCancelled
+from app.observability import Metrics
+
+_CORS_MAX_AGE_S = 1_728_000
+_DESCRIPTION = "Self-hosted machine translation: a native API below /v1 and LibreTranslate's at the root."
+
+
+def create_app(engine: TranslationEngine, options: ApiOptions, *, metrics: Metrics) -> FastAPI:
+    """Build the application around an opened, not yet started engine.
+
+    The application's lifespan starts the engine, and stops it unless a drain has stopped it before.
+
+    Args:
+        engine: what translates.
+        options: the web layer's limits.
+        metrics: where requests are counted and what /metrics shows.
+    """
+
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        engine.start()
+        try:
+            yield
+        finally:
+            if not engine.draining:
+                await engine.stop(drain_s=options.drain_s)
+
+    app = FastAPI(
+        title="Dragoman",
+        version=_version(),
+        description=_DESCRIPTION,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+    )
+    languages = LanguageTable(engine.pairs)
+    metrics.watch_engine(
+        waiting_tokens=lambda: engine.num_waiting_tokens, running_requests=lambda: engine.num_running_requests
+    )
+    app.include_router(native_router(engine, languages, options))
+    app.include_router(libretranslate_router(engine, languages, options))
+    app.include_router(health_router(engine, options, metrics))
+    _add_docs(app)
+    _add_error_handlers(app)
+    # The last one added is the outermost.
+    app.add_middleware(BodyLimit, max_body_bytes=options.max_body_bytes)
+    if options.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(options.cors_origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["Authorization", "Content-Type"],
+            expose_headers=["X-Request-ID", "Retry-After"],
+            max_age=_CORS_MAX_AGE_S,
+        )
+    app.add_middleware(RequestContext, metrics=metrics)
+    return app
+
+
+def _add_docs(app: FastAPI) -> None:
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            schema = get_openapi(
+                title=app.title, version=app.version, description=app.description, routes=app.routes
+            )
+            components = schema.setdefault("components", {}).setdefault("schemas", {})
+            # These bodies are read by our own strict reader, so FastAPI does not know their schemas.
+            for model in (TranslateBody, LibreTranslateBody):
+                described = model.model_json_schema(ref_template="#/components/schemas/{model}")
+                components.update(described.pop("$defs", {}))
+                components[model.__name__] = described
+            app.openapi_schema = schema
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]  # the documented way to extend the schema
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> HTMLResponse:
+        return HTMLResponse(docs_page(app.openapi()))
+
+
+def _add_error_handlers(app: FastAPI) -> None:
+    @app.exception_handler(DragomanError)
+    async def on_purpose(request: Request, error: DragomanError) -> Response:
+        return error_response(error, Dialect.of(request.url.path))
+
+    @app.exception_handler(HTTPException)
+    async def by_router(request: Request, error: HTTPException) -> Response:
+        return http_exception_response(error, Dialect.of(request.url.path))
+
+    @app.exception_handler(RequestValidationError)
+    async def by_schema(request: Request, _error: RequestValidationError) -> Response:
+        error = InvalidRequest("a parameter is missing or of the wrong type; see /docs")
+        return error_response(error, Dialect.of(request.url.path))
+
+    @app.exception_handler(ClientDisconnect)
+    async def left_while_sending(request: Request, _error: ClientDisconnect) -> Response:
+        error = RequestCancelled("the client closed the connection while it sent its body")
+        return error_response(error, Dialect.of(request.url.path))
+
+
+def _version() -> str:
+    try:
+        return metadata.version("dragoman")
+    except metadata.PackageNotFoundError:
+        return "0+unknown"

@@ -1,0 +1,1 @@
+"""What the commands of `dragoman` do; `app.__main__` parses their options and imports them on demand."""

@@ -1,0 +1,88 @@
+"""From settings to bundles and an engine, for every command that translates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from app.api.languages import LanguageTable
+from app.bundle import MANIFEST_NAME, Bundle, discover
+from app.errors import BundleNotFound, InvalidRequest
+from app.runtime.engine import Engine, EngineOptions
+from app.runtime.events import RuntimeObserver
+from app.runtime.request import PairInfo
+from app.settings import Settings
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a command line translates with.
+
+    Attributes:
+        bundle: the one bundle to be loaded.
+        pair: the pair, by the bundle's codes.
+    """
+
+    bundle: Bundle
+    pair: PairInfo
+
+
+def open_engine(
+    bundles: Sequence[Bundle], settings: Settings, *, max_waiting_tokens: int, observer: RuntimeObserver
+) -> Engine:
+    """Load the bundles' graphs; takes seconds for large ones."""
+    options = EngineOptions(
+        num_workers=settings.num_workers,
+        max_waiting_tokens=max_waiting_tokens,
+        max_admission_tokens=settings.max_admission_tokens,
+        use_shortlist=settings.use_shortlist,
+    )
+    return Engine.open(
+        bundles, options, variant=settings.variant, max_rows=settings.max_rows, observer=observer
+    )
+
+
+def choose(directory: Path, *, source: str | None, target: str | None) -> Choice:
+    """Find the bundle for a pair; a single pair needs no naming.
+
+    Args:
+        directory: a folder of bundles, or one bundle.
+        source: code as the user wrote it; None if it was not given.
+        target: likewise.
+
+    Raises:
+        InvalidRequest: source or target is missing, and there are several pairs.
+        UnsupportedPair: no bundle translates the pair.
+    """
+    bundles = discover(directory)
+    bundle_of = {
+        PairInfo(pair.source, pair.target, bundle.manifest.id): bundle
+        for bundle in bundles
+        for pair in bundle.manifest.pairs
+    }
+    if source is None and target is None and len(bundle_of) == 1:
+        pair = next(iter(bundle_of))
+    elif source is None or target is None:
+        pairs = ", ".join(f"{pair.source} to {pair.target}" for pair in bundle_of)
+        raise InvalidRequest(f"name the languages with --source and --target; available are: {pairs}")
+    else:
+        pair = LanguageTable(bundle_of).resolve(source, target)
+    return Choice(bundle_of[pair], pair)
+
+
+def bundle_folders(directory: Path) -> Iterator[Path]:
+    """Folders that hold a manifest: `directory` itself, or those in it, by name.
+
+    Raises:
+        BundleNotFound: there is none.
+    """
+    if (directory / MANIFEST_NAME).is_file():
+        yield directory
+        return
+    manifests = sorted(directory.glob(f"*/{MANIFEST_NAME}"))
+    if not manifests:
+        raise BundleNotFound(
+            f"no bundle (a folder with {MANIFEST_NAME}) lies in {directory}; make one with `dragoman export`"
+        )
+    yield from (manifest.parent for manifest in manifests)

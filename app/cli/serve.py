@@ -1,0 +1,110 @@
+"""`dragoman serve`: one process, one engine, and a shutdown that loses nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Mapping
+from types import FrameType
+
+import structlog
+import uvicorn
+from prometheus_client import CollectorRegistry
+
+from app.api import ApiOptions, create_app
+from app.api.engine_protocol import TranslationEngine
+from app.bundle import discover
+from app.cli.opening import open_engine
+from app.observability import Metrics, configure_logging
+from app.settings import Settings, load_settings
+
+_ANSWER_S = 5
+"""Seconds that slow readers get to take finished answers once the engine has stopped."""
+
+
+class DrainingServer(uvicorn.Server):
+    """A uvicorn server that drains before it closes its port.
+
+    On the first SIGTERM or SIGINT readiness turns red and new work is refused, both visible to load
+    balancers because the port stays open; admitted work goes on for up to ``drain_s`` seconds; then the
+    port closes and the process ends with exit code 0. A second signal ends it at once.
+    """
+
+    def __init__(self, config: uvicorn.Config, engine: TranslationEngine, *, drain_s: float) -> None:
+        """Serve `config.app`, whose engine is `engine`."""
+        super().__init__(config)
+        self._engine = engine
+        self._drain_s = drain_s
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._drain: asyncio.Task[None] | None = None
+        self._signalled = False
+        self._log: structlog.stdlib.BoundLogger = structlog.get_logger("dragoman.serve")
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve until drained."""
+        self._loop = asyncio.get_running_loop()
+        await super().serve(sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002  # uvicorn's signature
+        """Begin to drain; called in the main thread, between two of its instructions."""
+        if self._signalled or self._loop is None:
+            self.force_exit = self.should_exit = True
+            return
+        self._signalled = True
+        self._loop.call_soon_threadsafe(self._begin_drain)
+
+    def _begin_drain(self) -> None:
+        self._engine.begin_drain()
+        self._drain = asyncio.ensure_future(self._finish())
+
+    async def _finish(self) -> None:
+        self._log.info("draining", running_requests=self._engine.num_running_requests, drain_s=self._drain_s)
+        try:
+            finished = await self._engine.stop(drain_s=self._drain_s)
+            self._log.info("drained", finished=finished)
+        finally:
+            self.should_exit = True
+
+
+def serve(overrides: Mapping[str, object]) -> None:
+    """Load the bundles and answer requests until a signal comes.
+
+    Args:
+        overrides: settings from the command line, by field name.
+    """
+    settings = load_settings(overrides)
+    configure_logging(settings.log_format, settings.log_level)
+    log: structlog.stdlib.BoundLogger = structlog.get_logger("dragoman.serve")
+    metrics = Metrics(CollectorRegistry())
+    bundles = discover(settings.bundles)
+    engine = open_engine(bundles, settings, max_waiting_tokens=settings.max_waiting_tokens, observer=metrics)
+    log.info(
+        "loaded",
+        models=[f"{pair.source}-{pair.target}" for pair in engine.pairs],
+        variant=settings.variant,
+        num_workers=settings.num_workers,
+    )
+    config = uvicorn.Config(
+        create_app(engine, api_options(settings), metrics=metrics),
+        host=settings.host,
+        port=settings.port,
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=_ANSWER_S,
+    )
+    DrainingServer(config, engine, drain_s=settings.drain_s).run()
+
+
+def api_options(settings: Settings) -> ApiOptions:
+    """The web layer's part of the settings."""
+    origins = (origin.strip() for origin in settings.cors_origins.split(","))
+    return ApiOptions(
+        max_body_bytes=settings.max_body_bytes,
+        max_texts=settings.max_texts,
+        max_text_characters=settings.max_text_characters,
+        max_heartbeat_age_s=settings.max_heartbeat_age_s,
+        drain_s=settings.drain_s,
+        cors_origins=tuple(origin for origin in origins if origin),
+    )

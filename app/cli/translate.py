@@ -1,0 +1,203 @@
+"""`dragoman translate`: arguments, a pipe, or a file that may be interrupted and resumed."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from pathlib import Path
+
+from app.api.engine_protocol import TranslationEngine
+from app.bundle import MANIFEST_NAME, sha256_of
+from app.cli.file_job import InputFacts, JobIdentity, PartialOutput, inspect_input
+from app.cli.in_order import Window, in_order
+from app.cli.lines import Line, LineDecoder, lines_of_descriptor, lines_of_file
+from app.cli.opening import choose, open_engine
+from app.cli.progress import LineProgress
+from app.errors import InvalidOption
+from app.runtime.events import SilentObserver
+from app.runtime.request import PairInfo, TextResult, TranslationRequest, WarningCode
+from app.settings import Settings, load_settings
+
+_UNBOUNDED_TOKENS = 1_000_000_000
+_MIN_LINES_IN_FLIGHT = 256
+_MAX_CHARACTERS_IN_FLIGHT = 400_000
+_BYTE_ORDER_MARK = "\ufeff"
+_REMARK_OF = {
+    WarningCode.TARGET_TRUNCATED: "reached the limit on target tokens and may be incomplete",
+    WarningCode.SEGMENT_WRAPPED: "had a segment too long for the model, translated in pieces",
+    WarningCode.UNKNOWN_CHARACTERS: "hold characters the model does not know, which may be missing",
+}
+_MAX_LINES_NAMED = 5
+
+
+@dataclass(frozen=True)
+class FileOptions:
+    """How a file is translated.
+
+    Attributes:
+        source_file: the input.
+        output: where the translation will lie.
+        resume: go on with OUTPUT.partial.
+        force: replace OUTPUT.
+    """
+
+    source_file: Path
+    output: Path
+    resume: bool
+    force: bool
+
+
+class Translator:
+    """One pair of one engine, line by line; remembers what its user should know.
+
+    Attributes:
+        lines_of: warning -> numbers of the lines that have it.
+    """
+
+    def __init__(self, engine: TranslationEngine, pair: PairInfo) -> None:
+        """Translate by `engine`, which must have been started."""
+        self._engine = engine
+        self._pair = pair
+        self.lines_of: dict[WarningCode, list[int]] = {}
+
+    async def line(self, text: str, number: int) -> str:
+        """A line's translation, on one line."""
+        if text.startswith(_BYTE_ORDER_MARK) and number == 1:
+            return _BYTE_ORDER_MARK + await self.line(text[1:], number)
+        if not text:
+            return ""
+        request = TranslationRequest((text,), self._pair.source, self._pair.target)
+        result: TextResult = (await self._engine.translate(request)).texts[0]
+        for code in Counter(warning.code for warning in result.warnings):
+            self.lines_of.setdefault(code, []).append(number)
+        # A line end in a translation would shift every line after it against the source.
+        return result.text.replace("\r\n", " ").replace("\n", " ")
+
+    def remarks(self) -> list[str]:
+        """One sentence for each kind of warning."""
+        return [
+            f"{len(numbers)} of the lines {_REMARK_OF[code]}: {_named(sorted(numbers))}"
+            for code, numbers in sorted(self.lines_of.items())
+        ]
+
+
+def translate(
+    texts: Sequence[str],
+    file: FileOptions | None,
+    *,
+    source: str | None,
+    target: str | None,
+    encoding: str,
+    overrides: Mapping[str, object],
+) -> None:
+    """Translate texts, else a file, else standard input.
+
+    Raises:
+        KeyboardInterrupt: after what is finished was written.
+        DragomanError: see the modules that do the parts.
+    """
+    settings = load_settings(overrides)
+    decoder = LineDecoder(encoding)
+    if file is not None and file.source_file.resolve() == file.output.resolve():
+        raise InvalidOption(f"{file.output} is the input too; name another output")
+    choice = choose(settings.bundles, source=source, target=target)
+    engine = open_engine(
+        [choice.bundle], settings, max_waiting_tokens=_UNBOUNDED_TOKENS, observer=SilentObserver()
+    )
+    translator = Translator(engine, choice.pair)
+    window = Window(
+        max_items=max(_MIN_LINES_IN_FLIGHT, 8 * settings.max_rows * settings.num_workers),
+        max_size=_MAX_CHARACTERS_IN_FLIGHT,
+    )
+
+    async def run() -> None:
+        engine.start()
+        try:
+            if texts:
+                for number, text in enumerate(texts, 1):
+                    print(await translator.line(text, number), flush=True)
+            elif file is None:
+                await _translate_pipe(translator, decoder, window)
+            else:
+                manifest_sha256 = sha256_of(choice.bundle.path / MANIFEST_NAME)
+                await _translate_file(
+                    translator,
+                    file,
+                    decoder,
+                    window,
+                    lambda facts: _identity(facts, choice.pair, manifest_sha256, settings, decoder),
+                )
+        finally:
+            await engine.stop(drain_s=0)
+
+    asyncio.run(run())
+    for remark in translator.remarks():
+        print(remark, file=sys.stderr)
+
+
+async def _translate_pipe(translator: Translator, decoder: LineDecoder, window: Window) -> None:
+    async def work(line: Line) -> str:
+        return await translator.line(decoder.decode(line), line.number)
+
+    lines = lines_of_descriptor(sys.stdin.fileno())
+    async with aclosing(in_order(lines, work, size_of=_size, window=window)) as results:
+        async for line, translation in results:
+            sys.stdout.buffer.write(translation.encode() + line.ending)
+            sys.stdout.buffer.flush()
+
+
+async def _translate_file(
+    translator: Translator,
+    file: FileOptions,
+    decoder: LineDecoder,
+    window: Window,
+    identity_of: Callable[[InputFacts], JobIdentity],
+) -> None:
+    facts = inspect_input(file.source_file, decoder)
+
+    async def work(line: Line) -> str:
+        return await translator.line(decoder.decode(line), line.number)
+
+    with PartialOutput(file.output, identity_of(facts), resume=file.resume, force=file.force) as output:
+        lines = _lines_after(file.source_file, output.num_done)
+        with LineProgress(num_lines=facts.num_lines, num_done=output.num_done) as progress:
+            async with aclosing(in_order(lines, work, size_of=_size, window=window)) as results:
+                async for line, translation in results:
+                    output.write(translation.encode() + line.ending)
+                    progress.advance()
+        output.finish()
+
+
+async def _lines_after(path: Path, num_done: int) -> AsyncIterator[Line]:
+    for line in lines_of_file(path):
+        if line.number > num_done:
+            yield line
+
+
+def _identity(
+    facts: InputFacts, pair: PairInfo, manifest_sha256: str, settings: Settings, decoder: LineDecoder
+) -> JobIdentity:
+    return JobIdentity(
+        input_sha256=facts.sha256,
+        input_bytes=facts.num_bytes,
+        encoding=decoder.name,
+        source=pair.source,
+        target=pair.target,
+        model=pair.model,
+        manifest_sha256=manifest_sha256,
+        variant=settings.variant,
+        use_shortlist=settings.use_shortlist,
+    )
+
+
+def _size(line: Line) -> int:
+    return len(line.content)
+
+
+def _named(numbers: list[int]) -> str:
+    shown = ", ".join(map(str, numbers[:_MAX_LINES_NAMED]))
+    return shown if len(numbers) <= _MAX_LINES_NAMED else f"{shown} and others"

@@ -1,0 +1,180 @@
+"""Every knob of the service: its unit, range and default. Read only by the entry layer.
+
+Each field is the environment variable ``DRAGOMAN_<FIELD>``; `dragoman serve` takes some as options too.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import Literal
+
+from pydantic import Field, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from app.bundle import Variant, default_directory
+from app.errors import SettingsError
+
+PREFIX = "DRAGOMAN_"
+_CGROUP_ROOT = Path("/sys/fs/cgroup")
+_CGROUP_MEMBERSHIP = Path("/proc/self/cgroup")
+
+
+def available_cores(cgroup_root: Path = _CGROUP_ROOT, *, membership: Path = _CGROUP_MEMBERSHIP) -> int:
+    """CPU cores this process may use: its affinity mask, lowered by a CPU limit of its control groups.
+
+    A limit of 1.5 cores counts as 1: two busy threads would be throttled in turn, and every row of a
+    batch waits for the slower one.
+
+    Args:
+        cgroup_root: where the control groups are mounted (version 2, or version 1's ``cpu`` below it).
+        membership: the file that lists this process's groups, one ``id:controllers:path`` a line.
+    """
+    limits = [
+        limit
+        for folder in _cgroup_folders(cgroup_root, membership)
+        if (limit := _cgroup_cpu_limit(folder)) is not None
+    ]
+    cores = len(os.sched_getaffinity(0))
+    return max(1, min([cores, *(math.floor(limit) for limit in limits)]))
+
+
+def _cgroup_folders(root: Path, membership: Path) -> list[Path]:
+    """Every folder that may limit this process: its own groups and all above them."""
+    folders = [root, root / "cpu", root / "cpu,cpuacct"]
+    try:
+        lines = membership.read_text().splitlines()
+    except OSError:
+        # Outside Linux or in a sandbox there is no such file: the mount's root is all there is to ask.
+        return folders
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "" or "cpu" in controllers.split(","):
+            folder = root / controllers if controllers else root
+            for part in PurePosixPath(path).parts[1:]:
+                folder = folder / part
+                folders.append(folder)
+    return folders
+
+
+def _cgroup_cpu_limit(folder: Path) -> float | None:
+    """A group's CPU limit in cores; None without one or where it cannot be read."""
+    try:
+        if (folder / "cpu.max").is_file():
+            quota, period = (folder / "cpu.max").read_text().split()[:2]
+        elif (folder / "cpu.cfs_quota_us").is_file():
+            quota = (folder / "cpu.cfs_quota_us").read_text().strip()
+            period = (folder / "cpu.cfs_period_us").read_text().strip()
+        else:
+            return None
+        if quota == "max" or int(quota) <= 0 or int(period) <= 0:
+            return None
+        return int(quota) / int(period)
+    except (OSError, ValueError):
+        # No limit can be known; the affinity mask is then the honest answer.
+        return None
+
+
+class Settings(BaseSettings):
+    """The service's settings, checked and frozen."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", frozen=True, allow_inf_nan=False)
+
+    host: str = Field(
+        default="127.0.0.1", min_length=1, description="Address to listen on; 0.0.0.0 listens on all."
+    )
+    port: int = Field(default=8000, ge=0, le=65535, description="TCP port; 0 lets the system choose one.")
+    bundles: Path = Field(
+        default_factory=default_directory,
+        description="Folder of bundles, or one bundle. Default: the bundles shipped with the service.",
+    )
+    variant: Variant = Field(
+        default="cpu-int8", description="Which graphs of each bundle run: cpu-int8 or cpu-fp32."
+    )
+    num_workers: int = Field(
+        default_factory=available_cores,
+        ge=1,
+        le=1024,
+        description="Decoding threads. Default: the cores this process may use (affinity, container limit).",
+    )
+    max_rows: int = Field(
+        default=32, ge=1, le=4096, description="Segments decoded together per worker, rows."
+    )
+    max_waiting_tokens: int = Field(
+        default=131_072,
+        ge=64,
+        le=1_000_000_000,
+        description="Source tokens accepted and not yet finished, all requests; more is answered 429.",
+    )
+    max_admission_tokens: int = Field(
+        default=2048,
+        ge=64,
+        le=1_000_000,
+        description="Padded source tokens encoded between two decoder steps.",
+    )
+    use_shortlist: bool = Field(
+        default=True,
+        description="Restrict the output projection to a bundle's lexical shortlist, if it has one.",
+    )
+    max_body_bytes: int = Field(
+        default=2 * 1024 * 1024, ge=1024, le=1_073_741_824, description="Largest request body, bytes."
+    )
+    max_texts: int = Field(default=1024, ge=1, le=1_000_000, description="Most texts in one request.")
+    max_text_characters: int = Field(
+        default=250_000,
+        ge=1,
+        le=1_000_000_000,
+        description="Most characters in one request, all its texts together.",
+    )
+    drain_s: float = Field(
+        default=30.0, ge=0, le=3600, description="Seconds that admitted work may take after SIGTERM."
+    )
+    max_heartbeat_age_s: float = Field(
+        default=30.0,
+        ge=1,
+        le=3600,
+        description="Seconds without a sign of life after which a worker counts as stuck and probes fail.",
+    )
+    cors_origins: str = Field(
+        default="*",
+        description="Origins whose web pages may call the service, separated by commas; empty allows none.",
+    )
+    log_format: Literal["console", "json"] = Field(default="console", description="Form of the log lines.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="Least severe log line that is written."
+    )
+
+
+def load_settings(
+    overrides: Mapping[str, object] | None = None, *, environ: Mapping[str, str] = os.environ
+) -> Settings:
+    """Read the environment and the command line's overrides.
+
+    Args:
+        overrides: field name -> value; None values are ignored.
+        environ: checked for misspelt names; the values themselves come from the process environment.
+
+    Raises:
+        SettingsError: a ``DRAGOMAN_*`` variable is unknown, ill-typed or out of range.
+    """
+    _refuse_unknown_names(environ)
+    given = {name: value for name, value in (overrides or {}).items() if value is not None}
+    try:
+        return Settings(**given)  # type: ignore[arg-type]  # checked by the model, that is the point
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = str(first["loc"][0])
+        origin = f"--{name.replace('_', '-')}" if name in given else f"{PREFIX}{name.upper()}"
+        about = Settings.model_fields[name].description if name in Settings.model_fields else ""
+        raise SettingsError(f"{origin} is {first['input']!r}: {first['msg']}. {about}".strip()) from None
+
+
+def _refuse_unknown_names(environ: Mapping[str, str]) -> None:
+    known = {f"{PREFIX}{field.upper()}" for field in Settings.model_fields}
+    for name in sorted(environ):
+        if name.upper().startswith(PREFIX) and name.upper() not in known:
+            near = difflib.get_close_matches(name.upper(), known, n=1, cutoff=0.0)[0]
+            raise SettingsError(f"{name} is not a setting; did you mean {near}? Rename it, or unset it")
