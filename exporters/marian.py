@@ -214,7 +214,7 @@ def _read_options(items: Mapping[str, MarianItem], source: str) -> dict[str, obj
 
 
 def _refuse_costly_yaml(text: str, source: str) -> None:
-    """Let only pass what Marian writes: aliases can expand without bound, tags ask for any type, depth costs."""
+    """Let only plain YAML pass: aliases can expand without bound, tags ask for any type, depth costs time."""
     depth = 0
     for event in yaml.parse(text, Loader=yaml.SafeLoader):
         if getattr(event, "anchor", None) is not None or getattr(event, "tag", None) is not None:

@@ -40,6 +40,7 @@ def shortlists(draw: st.DrawFn) -> tuple[list[list[int]], int]:
     return lists, draw(st.integers(0, vocabulary_size))
 
 
+@settings(max_examples=60, deadline=None)
 @given(data=st.data(), shortlist=shortlists())
 def test_the_candidates_are_those_of_marians_rule(
     data: st.DataObject, shortlist: tuple[list[list[int]], int]
@@ -100,7 +101,7 @@ def test_lists_cannot_be_changed_from_outside() -> None:
         shortlist.targets_of(0)[0] = 0
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(shortlist=shortlists())
 def test_saving_and_loading_changes_nothing_and_bytes_depend_on_content_alone(
     tmp_path: Path, shortlist: tuple[list[list[int]], int]
@@ -203,7 +204,7 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
         Shortlist.load(tmp_path / "nowhere")
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     position=st.integers(0, 27 + 14),
     replacement=st.binary(min_size=1, max_size=4),

@@ -227,13 +227,14 @@ def test_no_damage_raises_anything_but_a_checkpoint_error(
     assert all(len(item.data) >= item.num_elements for item in items.values())
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=400))
 def test_no_random_bytes_raise_anything_but_a_checkpoint_error(content: bytes) -> None:
     with pytest.raises(CheckpointError):
         parse(content)
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(
     rows=st.integers(1, 9),
     columns=st.integers(1, 80),

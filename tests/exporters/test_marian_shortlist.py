@@ -24,7 +24,7 @@ def test_the_lists_come_back_as_written() -> None:
         np.testing.assert_array_equal(shortlist.targets_of(source_id), expected)
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(st.binary(max_size=100))
 def test_the_checksum_is_that_of_64_bit_arithmetic(body: bytes) -> None:
     content = with_checksum(body)
@@ -84,7 +84,7 @@ def test_a_wrong_shortlist_is_refused_by_name_reason_and_remedy(case: str) -> No
     assert "import without a shortlist" in caught.value.message
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(
     position=st.integers(16, len(VALID) - 1),
     replacement=st.binary(min_size=1, max_size=8),
