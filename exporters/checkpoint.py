@@ -46,6 +46,7 @@ class Checkpoint:
         activation_scales: for an int8 linear layer, the static quantisation step of its input
             (real value of one integer step), by the name of its weight; may be empty.
         tokenizer: the bytes of the SentencePiece model.
+        unknown_id: token of text the vocabulary cannot spell.
         shortlist: the bytes of Marian's binary shortlist, or None.
         provenance: facts for the manifest and the model card (source file names, sha256, ...).
     """
@@ -55,4 +56,5 @@ class Checkpoint:
     tokenizer: bytes
     activation_scales: Mapping[str, float] = field(default_factory=dict)
     shortlist: bytes | None = None
+    unknown_id: int = 1
     provenance: Mapping[str, str] = field(default_factory=dict)

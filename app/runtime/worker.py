@@ -28,7 +28,6 @@ class Worker:
         name: str,
         lanes: Mapping[str, Lane],
         *,
-        on_death: Callable[[BaseException], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Prepare the thread; `start` starts it.
@@ -36,11 +35,9 @@ class Worker:
         Args:
             name: thread name, seen in profilers and logs.
             lanes: a lane per model id, owned by this worker from now on.
-            on_death: told, from the dying thread, of an error no step could contain.
             clock: monotonic seconds.
         """
         self._lanes = dict(lanes)
-        self._on_death = on_death
         self._clock = clock
         self._inbox: deque[tuple[str, Entry]] = deque()
         self._wakeup = threading.Condition()
@@ -111,6 +108,7 @@ class Worker:
                         lane.tick()
         except BaseException as error:  # noqa: BLE001 - the border of the thread: answer, report, end
             self._die(error)
+            raise
 
     def _take_in(self) -> bool:
         """Move the inbox into the lanes, sleeping while there is nothing to do; False ends the thread."""
@@ -137,7 +135,6 @@ class Worker:
         self._answer_all(
             WorkerFailed(f"the decoding thread died ({type(error).__name__}); the service needs a restart")
         )
-        self._on_death(error)
 
     def _answer_all(self, error: DragomanError) -> None:
         for lane in self._lanes.values():

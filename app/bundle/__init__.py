@@ -1,0 +1,16 @@
+"""Bundles: the folders of graphs, vocabulary and facts that the service runs."""
+
+from app.bundle.bundle import Bundle, default_directory, discover, open_bundle, sha256_of
+from app.bundle.manifest import FORMAT_VERSION, MANIFEST_NAME, Manifest, Variant
+
+__all__ = [
+    "FORMAT_VERSION",
+    "MANIFEST_NAME",
+    "Bundle",
+    "Manifest",
+    "Variant",
+    "default_directory",
+    "discover",
+    "open_bundle",
+    "sha256_of",
+]

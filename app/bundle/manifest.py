@@ -1,0 +1,215 @@
+"""The export contract, format version 1: what a bundle's manifest.json states."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+FORMAT_VERSION = 1
+MANIFEST_NAME = "manifest.json"
+
+Variant = Literal["cpu-int8", "cpu-fp32"]
+LanguageCode = Annotated[str, Field(pattern=r"^[A-Za-z]{2,3}(-[A-Za-z0-9]{2,8})*$")]
+FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$", max_length=128)]
+"""A plain name: bundles have no sub-folders, so nothing in them can point outside."""
+PositiveInt = Annotated[int, Field(ge=1)]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class LanguagePair(_Model):
+    """A direction the model translates.
+
+    Attributes:
+        source: BCP-47 code.
+        target: BCP-47 code.
+        target_token_id: for multilingual models, the token that selects the target language.
+    """
+
+    source: LanguageCode
+    target: LanguageCode
+    target_token_id: int | None = None
+
+
+class ModelSizes(_Model):
+    """The Transformer's sizes, by their names in `model.config`."""
+
+    d_model: PositiveInt
+    num_heads: PositiveInt
+    head_size: PositiveInt
+    encoder_layers: PositiveInt
+    decoder_layers: PositiveInt
+    ffn_size: PositiveInt
+    vocabulary_size: PositiveInt
+
+
+class SpecialTokens(_Model):
+    """Special token ids.
+
+    Attributes:
+        eos_id: ends source and target.
+        unknown_id: stands for text the vocabulary cannot spell.
+        start_id: first decoder input; None when the decoder starts from a zero embedding.
+    """
+
+    eos_id: int
+    unknown_id: int
+    start_id: int | None
+
+
+class Limits(_Model):
+    """How long sequences may be, in tokens, end-of-sentence included.
+
+    Attributes:
+        max_source_tokens: longer segments are wrapped before translation.
+        max_target_tokens: positions the decoder has.
+        max_target_ratio: default limit of target tokens per source token.
+    """
+
+    max_source_tokens: PositiveInt
+    max_target_tokens: PositiveInt
+    max_target_ratio: Annotated[float, Field(gt=0, le=10)]
+
+
+class StateTensor(_Model):
+    """One decoder state tensor of one row.
+
+    Attributes:
+        name: graph input; the graph output is the same with the prefix ``next_``.
+        kind: ``kv``, shape [H, T, D] growing with the target, written in place; or ``cell``, fixed.
+        shape: without the row axis; for ``kv`` [H, D].
+        dtype: element type.
+    """
+
+    name: str
+    kind: Literal["kv", "cell"]
+    shape: tuple[PositiveInt, ...]
+    dtype: Literal["float32"] = "float32"
+
+
+class VariantGraphs(_Model):
+    """The graphs of one variant, as file names.
+
+    Attributes:
+        encoder: source ids and mask to cross-attention keys and values.
+        step: one decoder step over the whole vocabulary.
+        shortlist_step: one decoder step over given candidates; None without a shortlist.
+        candidates: candidate ids to the output projection restricted to them; None likewise.
+    """
+
+    encoder: FileName
+    step: FileName
+    shortlist_step: FileName | None = None
+    candidates: FileName | None = None
+
+    @property
+    def file_names(self) -> tuple[str, ...]:
+        """The graphs that exist."""
+        return tuple(
+            name for name in (self.encoder, self.step, self.shortlist_step, self.candidates) if name is not None
+        )
+
+    @model_validator(mode="after")
+    def _shortlist_graphs_come_together(self) -> VariantGraphs:
+        if (self.shortlist_step is None) != (self.candidates is None):
+            raise ValueError("shortlist_step and candidates must be given together")
+        return self
+
+
+class QualityScore(_Model):
+    """Measured translation quality.
+
+    Attributes:
+        test_set: its name.
+        variant: the variant measured.
+        shortlist: whether the shortlist was used.
+        num_segments: lines scored.
+        bleu: sacrebleu corpus BLEU.
+        bleu_signature: sacrebleu's signature.
+        chrf: sacrebleu corpus chrF.
+        chrf_signature: sacrebleu's signature.
+    """
+
+    test_set: str
+    variant: Variant
+    shortlist: bool
+    num_segments: PositiveInt
+    bleu: float
+    bleu_signature: str
+    chrf: float
+    chrf_signature: str
+
+
+class Verification(_Model):
+    """How the exported graphs compared with their PyTorch reference when the bundle was made.
+
+    Attributes:
+        variant: the variant compared; int8 is reported, fp32 must agree.
+        num_segments: segments translated by both.
+        num_identical: segments whose tokens were the same.
+        max_score_difference: largest absolute difference of scores among identical ones.
+    """
+
+    variant: Variant
+    num_segments: PositiveInt
+    num_identical: Annotated[int, Field(ge=0)]
+    max_score_difference: float
+
+
+class FileRecord(_Model):
+    """Size and checksum of one file of the bundle."""
+
+    size_bytes: Annotated[int, Field(ge=0)]
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class Manifest(_Model):
+    """manifest.json, written last: a folder without it is not a bundle.
+
+    Attributes:
+        format_version: version of this contract.
+        id: unique name of the bundle.
+        pairs: directions it translates.
+        sizes: the Transformer's sizes.
+        tokens: special ids.
+        limits: sequence limits.
+        state: decoder state tensors, in graph order.
+        tokenizer: SentencePiece model, one vocabulary for source and target.
+        shortlist: lexical shortlist, or None.
+        variants: graphs by variant.
+        quality: measured scores.
+        verification: comparison with the reference at export.
+        licence: SPDX expression of the weights.
+        provenance: where the weights came from, free facts.
+        files: every file of the bundle but the manifest itself.
+    """
+
+    format_version: Literal[1]
+    id: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=100)]
+    pairs: Annotated[tuple[LanguagePair, ...], Field(min_length=1)]
+    sizes: ModelSizes
+    tokens: SpecialTokens
+    limits: Limits
+    state: Annotated[tuple[StateTensor, ...], Field(min_length=1)]
+    tokenizer: FileName
+    shortlist: FileName | None
+    variants: dict[Variant, VariantGraphs]
+    quality: tuple[QualityScore, ...] = ()
+    verification: tuple[Verification, ...] = ()
+    licence: str
+    provenance: dict[str, str]
+    files: dict[FileName, FileRecord]
+
+    @model_validator(mode="after")
+    def _every_named_file_is_recorded(self) -> Manifest:
+        named = {self.tokenizer, *(graph for graphs in self.variants.values() for graph in graphs.file_names)}
+        if self.shortlist is not None:
+            named.add(self.shortlist)
+        if missing := sorted(named - self.files.keys()):
+            raise ValueError(f"named but not recorded under files: {', '.join(missing)}")
+        if not self.variants:
+            raise ValueError("a bundle needs at least one variant")
+        return self

@@ -1,0 +1,446 @@
+"""The engine: requests in, translations out. Lives on one asyncio loop; decoding runs in workers."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from app.bundle import Bundle, Variant
+from app.decoding.greedy import GreedySearch
+from app.decoding.hypothesis import Hypothesis
+from app.decoding.options import DecodingOptions
+from app.decoding.shortlist import Shortlist
+from app.errors import BundleCorrupt, DragomanError, ShuttingDown, UnsupportedPair
+from app.runtime.admission import Admission
+from app.runtime.entry import Entry, Outcome
+from app.runtime.events import RuntimeObserver, SilentObserver
+from app.runtime.lane import Lane
+from app.runtime.onnx_model import OnnxModel, load_model
+from app.runtime.onnx_runner import OnnxRunner
+from app.runtime.preparation import PreparedSegment, PreparedText, assemble, prepare
+from app.runtime.request import PairInfo, TextResult, Timings, TranslationRequest, TranslationResult
+from app.runtime.runner import ModelRunner
+from app.runtime.worker import Worker
+from app.text import Tokenizer, check_text
+
+Result = TypeVar("Result")
+
+_INLINE_CHARACTERS = 2000
+"""Shorter requests are tokenised on the loop: handing them to a thread would take longer."""
+_CHARACTERS_PER_TOKEN = 4
+"""For the estimate before any work; corrected to the exact count after tokenising."""
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """How the engine uses the machine.
+
+    Attributes:
+        num_workers: decoding threads, one per core.
+        max_waiting_tokens: source tokens admitted and not finished, over all requests.
+        max_admission_tokens: padded source tokens encoded between two decoder steps.
+        max_rows: rows per row group of a worker.
+        use_shortlist: limit the output to each bundle's lexical shortlist, where it has one.
+    """
+
+    num_workers: int
+    max_waiting_tokens: int = 131_072
+    max_admission_tokens: int = 1024
+    max_rows: int = 32
+    use_shortlist: bool = True
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """What the engine needs of one bundle besides its sessions.
+
+    Attributes:
+        id: bundle id.
+        pairs: directions it translates.
+        tokenizer: shared by all threads.
+        shortlist: shared by all threads, or None.
+        eos_id: ends source and target.
+        max_source_tokens: longer segments are wrapped.
+        max_target_tokens: positions of the decoder.
+        max_target_ratio: default limit of target tokens per source token.
+        make_runner: a fresh runner for one worker.
+    """
+
+    id: str
+    pairs: tuple[PairInfo, ...]
+    tokenizer: Tokenizer
+    shortlist: Shortlist | None
+    eos_id: int
+    max_source_tokens: int
+    max_target_tokens: int
+    max_target_ratio: float
+    make_runner: Callable[[], ModelRunner]
+
+
+def load_served_model(bundle: Bundle, options: EngineOptions, *, variant: Variant) -> ServedModel:
+    """Open a bundle's sessions, tokenizer and shortlist; blocking.
+
+    Raises:
+        BundleError: something in the bundle cannot be used.
+    """
+    manifest = bundle.manifest
+    model: OnnxModel = load_model(bundle, variant=variant, use_shortlist=options.use_shortlist)
+    tokenizer = Tokenizer.open(bundle.file(manifest.tokenizer), eos_id=manifest.tokens.eos_id)
+    if tokenizer.vocabulary_size != manifest.sizes.vocabulary_size:
+        raise BundleCorrupt(
+            f"bundle {manifest.id}: the tokenizer has {tokenizer.vocabulary_size} pieces and the model "
+            f"{manifest.sizes.vocabulary_size}; they do not belong together, export the bundle again"
+        )
+    shortlist = None
+    if model.candidates is not None and manifest.shortlist is not None:
+        shortlist = Shortlist.load(bundle.file(manifest.shortlist))
+    return ServedModel(
+        id=manifest.id,
+        pairs=tuple(PairInfo(pair.source, pair.target, manifest.id) for pair in manifest.pairs),
+        tokenizer=tokenizer,
+        shortlist=shortlist,
+        eos_id=manifest.tokens.eos_id,
+        max_source_tokens=manifest.limits.max_source_tokens,
+        max_target_tokens=manifest.limits.max_target_tokens,
+        max_target_ratio=manifest.limits.max_target_ratio,
+        make_runner=functools.partial(OnnxRunner, model, max_rows=options.max_rows),
+    )
+
+
+class Engine:
+    """Translates requests with the loaded models.
+
+    `translate`, `stop` and the properties are for the event loop that called `start`.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[ServedModel],
+        options: EngineOptions,
+        *,
+        observer: RuntimeObserver | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Prepare workers; nothing runs before `start`.
+
+        Args:
+            models: when two translate the same pair, the first one serves it.
+            options: how to use the machine.
+            observer: told of every step, from the worker threads.
+            clock: monotonic seconds.
+        """
+        observer = observer or SilentObserver()
+        self._models = {model.id: model for model in models}
+        self._pairs: dict[tuple[str, str], PairInfo] = {}
+        for model in models:
+            for pair in model.pairs:
+                self._pairs.setdefault((pair.source.lower(), pair.target.lower()), pair)
+        self._clock = clock
+        self._admission = Admission(options.max_waiting_tokens, clock=clock)
+        self._workers = [
+            Worker(
+                f"dragoman-decode-{index}",
+                {
+                    model.id: Lane(
+                        model.id,
+                        model.make_runner(),
+                        max_admission_tokens=options.max_admission_tokens,
+                        observer=observer,
+                        clock=clock,
+                    )
+                    for model in models
+                },
+                clock=clock,
+            )
+            for index in range(options.num_workers)
+        ]
+        self._tokens_of_worker = [0] * options.num_workers
+        self._num_requests = 0
+        self._draining = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @classmethod
+    def open(
+        cls,
+        bundles: Sequence[Bundle],
+        options: EngineOptions,
+        *,
+        variant: Variant = "cpu-int8",
+        observer: RuntimeObserver | None = None,
+    ) -> Engine:
+        """Load every bundle; blocking.
+
+        Raises:
+            BundleError: a bundle cannot be used.
+        """
+        return cls(
+            [load_served_model(bundle, options, variant=variant) for bundle in bundles], options, observer=observer
+        )
+
+    def start(self) -> None:
+        """Start the workers."""
+        for worker in self._workers:
+            worker.start()
+
+    def begin_drain(self) -> None:
+        """Refuse new requests from now on; those admitted go on."""
+        self._draining = True
+
+    async def stop(self, *, drain_s: float) -> bool:
+        """Refuse new requests, finish the admitted ones, end the workers.
+
+        Args:
+            drain_s: seconds granted to the admitted requests; the rest is answered with ShuttingDown.
+
+        Returns:
+            Whether every admitted request was finished.
+        """
+        self.begin_drain()
+        deadline_s = self._clock() + drain_s
+        try:
+            await asyncio.wait_for(self._idle.wait(), timeout=drain_s)
+        except TimeoutError:
+            pass  # whoever is left is answered below
+        left_s = max(0.0, deadline_s - self._clock())
+        finished = await asyncio.gather(
+            *(asyncio.to_thread(worker.stop, timeout_s=left_s) for worker in self._workers)
+        )
+        return all(finished)
+
+    @property
+    def pairs(self) -> tuple[PairInfo, ...]:
+        """Every direction served, sorted by code."""
+        return tuple(self._pairs[key] for key in sorted(self._pairs))
+
+    @property
+    def draining(self) -> bool:
+        """Whether new requests are refused because the service is stopping."""
+        return self._draining
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        """Source tokens admitted and not finished."""
+        return self._admission.num_waiting_tokens
+
+    @property
+    def num_running_requests(self) -> int:
+        """Requests admitted and not answered."""
+        return self._num_requests
+
+    def healthy(self, *, max_heartbeat_age_s: float) -> bool:
+        """Whether every worker is alive and none hangs in a step."""
+        return all(worker.alive and worker.heartbeat_age_s() <= max_heartbeat_age_s for worker in self._workers)
+
+    def check_pair(self, source: str, target: str) -> PairInfo:
+        """The direction that serves these codes.
+
+        Codes are compared without case; one that is not served falls back to its language
+        (``pt-BR`` to ``pt``).
+
+        Raises:
+            UnsupportedPair: no bundle translates this pair; names those that are served.
+        """
+        for wanted in (
+            (source.lower(), target.lower()),
+            (source.lower(), _language(target)),
+            (_language(source), target.lower()),
+            (_language(source), _language(target)),
+        ):
+            if wanted in self._pairs:
+                return self._pairs[wanted]
+        served = ", ".join(f"{pair.source}-{pair.target}" for pair in self.pairs)
+        raise UnsupportedPair(
+            f"no loaded model translates {_shown(source)}-{_shown(target)}; this service has {served or 'none'}"
+        )
+
+    async def translate(self, request: TranslationRequest) -> TranslationResult:
+        """Translate every text of a request.
+
+        Cancelling the awaiting task takes all its segments out of the queue.
+
+        Raises:
+            InvalidRequest: a text is not valid Unicode.
+            UnsupportedPair: nobody translates this pair.
+            RequestTooLarge: the request exceeds the whole budget.
+            QueueFull: too much is waiting; carries an estimate for Retry-After.
+            ShuttingDown: the service is stopping.
+            WorkerFailed: a graph call failed; nothing of the request is answered in part.
+        """
+        started_at_s = self._clock()
+        if self._draining:
+            raise ShuttingDown("the service is shutting down; send the request to another instance")
+        model = self._models[self.check_pair(request.source, request.target).model]
+        for index, text in enumerate(request.texts):
+            check_text(text, name=f"text {index}")
+        num_characters = sum(map(len, request.texts))
+        ticket = _Ticket(self._admission, num_characters // _CHARACTERS_PER_TOKEN + len(request.texts))
+        self._enter()
+        try:
+            prepared = await _off_loop(
+                num_characters, lambda: [self._prepare(model, text, request.source) for text in request.texts]
+            )
+            ticket.correct(sum(text.num_tokens for text in prepared))
+            segments = [segment for text in prepared for segment in text.segments]
+            outcomes = await self._decode(model, segments, request.options, ticket)
+            texts = await _off_loop(num_characters, lambda: _assemble_all(prepared, outcomes, model.tokenizer))
+        finally:
+            ticket.close()
+            self._leave()
+        return TranslationResult(
+            texts=tuple(texts),
+            model=model.id,
+            timings=Timings(
+                total_s=self._clock() - started_at_s,
+                queue_s=max((outcome.queue_s for outcome in outcomes), default=0.0),
+                decode_s=max((outcome.decode_s for outcome in outcomes), default=0.0),
+            ),
+        )
+
+    def _enter(self) -> None:
+        self._num_requests += 1
+        self._idle.clear()
+
+    def _leave(self) -> None:
+        self._num_requests -= 1
+        if not self._num_requests:
+            self._idle.set()
+
+    @staticmethod
+    def _prepare(model: ServedModel, text: str, language: str) -> PreparedText:
+        return prepare(
+            text, language=language, tokenizer=model.tokenizer, max_source_tokens=model.max_source_tokens
+        )
+
+    async def _decode(
+        self,
+        model: ServedModel,
+        segments: Sequence[PreparedSegment],
+        options: DecodingOptions,
+        ticket: _Ticket,
+    ) -> list[Outcome]:
+        """Queue every segment and wait for all; the first error cancels the rest and is raised."""
+        if not segments:
+            return []
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[None] = loop.create_future()
+        outcomes: list[Outcome | None] = [None] * len(segments)
+        num_left = len(segments)
+
+        def receive(index: int, worker_index: int, outcome: Outcome) -> None:
+            nonlocal num_left
+            num_tokens = len(segments[index].source_ids)
+            self._tokens_of_worker[worker_index] -= num_tokens
+            outcomes[index] = outcome
+            num_left -= 1
+            if isinstance(outcome.result, DragomanError):
+                if not done.done():
+                    done.set_exception(outcome.result)
+                return
+            ticket.finish(num_tokens)
+            if not num_left and not done.done():
+                done.set_result(None)
+
+        entries: list[Entry] = []
+        try:
+            for index, segment in enumerate(segments):
+                worker_index = min(range(len(self._workers)), key=self._tokens_of_worker.__getitem__)
+                entry = self._entry(
+                    model, segment, options, functools.partial(_post, loop, receive, index, worker_index)
+                )
+                self._workers[worker_index].submit(model.id, entry)
+                self._tokens_of_worker[worker_index] += entry.num_source_tokens
+                entries.append(entry)
+            await done
+        except BaseException:
+            done.cancel()
+            for entry in entries:
+                entry.cancel()
+            raise
+        return [outcome for outcome in outcomes if outcome is not None]
+
+    def _entry(
+        self,
+        model: ServedModel,
+        segment: PreparedSegment,
+        options: DecodingOptions,
+        deliver: Callable[[Outcome], None],
+    ) -> Entry:
+        limit = options.target_limit(
+            len(segment.source_ids), default_ratio=model.max_target_ratio, model_limit=model.max_target_tokens
+        )
+        return Entry(
+            segment.source_ids,
+            GreedySearch(eos_id=model.eos_id, max_target_tokens=limit),
+            max_target_tokens=limit,
+            submitted_at_s=self._clock(),
+            deliver=deliver,
+            candidates=None if model.shortlist is None else model.shortlist.candidates(segment.source_ids),
+        )
+
+
+class _Ticket:
+    """What one request holds of the admission budget, given back segment by segment."""
+
+    def __init__(self, admission: Admission, num_tokens: int) -> None:
+        admission.take(num_tokens)
+        self._admission = admission
+        self._num_tokens = num_tokens
+
+    def correct(self, num_tokens: int) -> None:
+        """Replace the estimate by the exact count."""
+        self._admission.check_size(num_tokens)
+        self._admission.correct(num_tokens - self._num_tokens)
+        self._num_tokens = num_tokens
+
+    def finish(self, num_tokens: int) -> None:
+        """A segment was translated; later than `close` it counts no more."""
+        num_tokens = min(num_tokens, self._num_tokens)
+        self._num_tokens -= num_tokens
+        self._admission.finish(num_tokens)
+
+    def close(self) -> None:
+        """Give back what is left."""
+        self._admission.drop(self._num_tokens)
+        self._num_tokens = 0
+
+
+def _post(
+    loop: asyncio.AbstractEventLoop,
+    receive: Callable[[int, int, Outcome], None],
+    index: int,
+    worker_index: int,
+    outcome: Outcome,
+) -> None:
+    """Carry an outcome from the worker thread to the loop; a closed loop has nobody waiting."""
+    try:
+        loop.call_soon_threadsafe(receive, index, worker_index, outcome)
+    except RuntimeError:
+        if not loop.is_closed():
+            raise
+
+
+async def _off_loop(num_characters: int, work: Callable[[], Result]) -> Result:
+    return work() if num_characters <= _INLINE_CHARACTERS else await asyncio.to_thread(work)
+
+
+def _assemble_all(
+    prepared: Sequence[PreparedText], outcomes: Sequence[Outcome], tokenizer: Tokenizer
+) -> list[TextResult]:
+    hypotheses = iter([outcome.result for outcome in outcomes if isinstance(outcome.result, Hypothesis)])
+    return [
+        assemble(text, [next(hypotheses) for _ in text.segments], tokenizer) for text in prepared
+    ]
+
+
+def _language(code: str) -> str:
+    return code.lower().split("-", 1)[0]
+
+
+def _shown(code: str) -> str:
+    """A language code as an error may repeat it: short and plain."""
+    return code if len(code) <= 20 and code.isascii() and code.isprintable() else "(not a language code)"

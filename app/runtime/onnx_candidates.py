@@ -1,0 +1,92 @@
+"""The output words a group's rows may choose from: one union for the projection, one mask per row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import onnxruntime
+
+from app.runtime.runner import Int32Array
+
+_BLOCK = 64
+"""The step graph's two-stage argmax takes a multiple of this many candidates."""
+_DISALLOWED = np.float32(-1e9)
+
+
+class CandidateSet:
+    """The union of the running rows' shortlists, and which of it each row may use.
+
+    The projection runs over the union, but a row is masked to its own list, so its choice does not
+    depend on its neighbours'. The union is made anew only when a newcomer brings a word it lacks.
+    """
+
+    def __init__(self, session: onnxruntime.InferenceSession, *, vocabulary_size: int, max_rows: int) -> None:
+        """Start with no candidates.
+
+        Args:
+            session: the candidates graph.
+            vocabulary_size: V.
+            max_rows: rows of the group.
+        """
+        self._session = session
+        self._output_names = [output.name for output in session.get_outputs()]
+        self._rows: dict[int, Int32Array] = {}
+        self._column_of = np.full(vocabulary_size, -1, dtype=np.int32)  # [V], -1: not in the union
+        self._max_rows = max_rows
+        self._ids = np.zeros(0, dtype=np.int64)  # [N]
+        self._mask = np.zeros((max_rows, 0), dtype=np.float32)  # [rows,N]
+        self._projection: list[onnxruntime.OrtValue] = []
+        self.version = 0
+        """Grows whenever bindings made earlier are out of date."""
+
+    def admit(self, newcomers: Mapping[int, Int32Array]) -> None:
+        """Take the sorted, unique candidates of newcomers, by slot.
+
+        Slots at or behind the lowest newcomer's are free or newcomers themselves.
+        """
+        first_new = min(newcomers)
+        self._rows = {slot: ids for slot, ids in self._rows.items() if slot < first_new} | dict(newcomers)
+        if all((self._column_of[ids] >= 0).all() for ids in newcomers.values()):
+            for slot, ids in newcomers.items():
+                self._fill(slot, ids)
+        else:
+            self._rebuild()
+
+    def move(self, from_slot: int, to_slot: int) -> None:
+        """The row in `from_slot` now sits in `to_slot`."""
+        self._rows[to_slot] = self._rows[from_slot]
+        self._mask[to_slot] = self._mask[from_slot]
+
+    def bind(self, binding: onnxruntime.IOBinding, num_rows: int) -> None:
+        """Bind the candidates' inputs of the step graph for the first `num_rows` rows."""
+        binding.bind_ortvalue_input("candidate_ids", onnxruntime.OrtValue.ortvalue_from_numpy(self._ids))
+        binding.bind_ortvalue_input(
+            "candidate_mask", onnxruntime.OrtValue.ortvalue_from_numpy(self._mask[:num_rows])
+        )
+        for name, value in zip(self._output_names, self._projection, strict=True):
+            binding.bind_ortvalue_input(name, value)
+
+    def _rebuild(self) -> None:
+        wanted = np.zeros(len(self._column_of), dtype=bool)
+        for ids in self._rows.values():
+            wanted[ids] = True
+        union = np.flatnonzero(wanted)
+        self._column_of.fill(-1)
+        self._column_of[union] = np.arange(len(union), dtype=np.int32)
+        padding = -len(union) % _BLOCK
+        self._ids = np.concatenate([union, np.full(padding, union[0])])
+        self._mask = np.empty((self._max_rows, len(self._ids)), dtype=np.float32)
+        for slot, ids in self._rows.items():
+            self._fill(slot, ids)
+        binding = self._session.io_binding()
+        binding.bind_ortvalue_input("candidate_ids", onnxruntime.OrtValue.ortvalue_from_numpy(self._ids))
+        for name in self._output_names:
+            binding.bind_output(name, "cpu")
+        self._session.run_with_iobinding(binding)
+        self._projection = binding.get_outputs()
+        self.version += 1
+
+    def _fill(self, slot: int, ids: Int32Array) -> None:
+        self._mask[slot] = _DISALLOWED
+        self._mask[slot, self._column_of[ids]] = 0.0

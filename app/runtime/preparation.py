@@ -1,0 +1,145 @@
+"""A text to token ids and back: segments, wrapping, warnings. Pure apart from the tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from app.decoding.hypothesis import FinishReason, Hypothesis
+from app.runtime.request import SegmentResult, TextResult, TranslationWarning, WarningCode
+from app.text import SegmentedText, Tokenizer, split, wrap
+
+
+@dataclass(frozen=True)
+class PreparedSegment:
+    """One unit of scheduling.
+
+    Attributes:
+        source: the slice of the text.
+        source_ids: its token ids with the final end-of-sentence; at most the model's limit.
+    """
+
+    source: str
+    source_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class PreparedText:
+    """A text cut into segments that all fit the model.
+
+    Attributes:
+        layout: segments and gaps; joining them gives the text byte for byte.
+        segments: in the order of `layout`.
+        warnings: what the cutting found.
+    """
+
+    layout: SegmentedText
+    segments: tuple[PreparedSegment, ...]
+    warnings: tuple[TranslationWarning, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        """Source tokens of all segments."""
+        return sum(len(segment.source_ids) for segment in self.segments)
+
+
+def prepare(text: str, *, language: str, tokenizer: Tokenizer, max_source_tokens: int) -> PreparedText:
+    """Cut a text into segments and tokenise them.
+
+    Args:
+        text: valid Unicode (`check_text`).
+        language: BCP-47 code of the text, for sentence borders.
+        tokenizer: the model's; characters it does not know are folded to plain ones where it can.
+        max_source_tokens: a longer segment is wrapped, and reported.
+    """
+    sentences = split(text, language)
+    gaps: list[str] = [sentences.gaps[0]]
+    segments: list[PreparedSegment] = []
+    warnings: list[TranslationWarning] = []
+    ids_of = tokenizer.encode_sources([tokenizer.fold_unknown(sentence) for sentence in sentences.segments])
+    for sentence, ids, gap_after in zip(sentences.segments, ids_of, sentences.gaps[1:], strict=True):
+        if len(ids) <= max_source_tokens:
+            segments.append(PreparedSegment(sentence, tuple(ids)))
+        else:
+            pieces = wrap(
+                sentence,
+                max_tokens=max_source_tokens,
+                count_tokens=lambda piece: tokenizer.count(tokenizer.fold_unknown(piece)),
+            )
+            warnings.append(
+                TranslationWarning(
+                    WarningCode.SEGMENT_WRAPPED,
+                    len(segments),
+                    f"a segment of {len(ids)} tokens exceeds the model's {max_source_tokens} and was translated "
+                    f"in {len(pieces.segments)} pieces",
+                )
+            )
+            gaps[-1] += pieces.gaps[0]
+            piece_ids = tokenizer.encode_sources([tokenizer.fold_unknown(piece) for piece in pieces.segments])
+            segments += [
+                PreparedSegment(piece, tuple(ids)) for piece, ids in zip(pieces.segments, piece_ids, strict=True)
+            ]
+            gaps += pieces.gaps[1:]
+            # The last gap appended so far, inside or before the pieces, also holds what follows them.
+            gaps[-1] += gap_after
+            continue
+        gaps.append(gap_after)
+    warnings += _unknown_character_warnings(segments, tokenizer)
+    layout = SegmentedText(segments=tuple(segment.source for segment in segments), gaps=tuple(gaps))
+    return PreparedText(layout, tuple(segments), tuple(sorted(warnings, key=lambda warning: warning.segment)))
+
+
+def _unknown_character_warnings(
+    segments: Sequence[PreparedSegment], tokenizer: Tokenizer
+) -> list[TranslationWarning]:
+    warnings = []
+    for index, segment in enumerate(segments):
+        if tokenizer.unknown_id not in segment.source_ids:
+            continue
+        count = tokenizer.unknown_characters(tokenizer.fold_unknown(segment.source))
+        warnings.append(
+            TranslationWarning(
+                WarningCode.UNKNOWN_CHARACTERS,
+                index,
+                f"the model does not know {count} of the segment's characters; they may be missing in the translation",
+            )
+        )
+    return warnings
+
+
+def assemble(prepared: PreparedText, hypotheses: Sequence[Hypothesis], tokenizer: Tokenizer) -> TextResult:
+    """Detokenise and put the translations into the text's gaps.
+
+    Args:
+        prepared: the text.
+        hypotheses: one per segment, in order.
+        tokenizer: the model's.
+    """
+    targets = tokenizer.decode_batch([hypothesis.token_ids for hypothesis in hypotheses])
+    results = tuple(
+        SegmentResult(
+            source=segment.source,
+            target=target,
+            num_source_tokens=len(segment.source_ids),
+            num_target_tokens=hypothesis.num_decoded,
+            score=hypothesis.score,
+            finish_reason=hypothesis.finish_reason,
+        )
+        for segment, hypothesis, target in zip(prepared.segments, hypotheses, targets, strict=True)
+    )
+    warnings = list(prepared.warnings)
+    for index, hypothesis in enumerate(hypotheses):
+        if hypothesis.finish_reason is FinishReason.LENGTH:
+            warnings.append(
+                TranslationWarning(
+                    WarningCode.TARGET_TRUNCATED,
+                    index,
+                    f"decoding stopped at its limit of {hypothesis.num_decoded} tokens before the sentence ended; "
+                    "raise max_target_tokens or max_target_ratio if the translation is incomplete",
+                )
+            )
+    return TextResult(
+        text=prepared.layout.join(targets),
+        segments=results,
+        warnings=tuple(sorted(warnings, key=lambda warning: warning.segment)),
+    )

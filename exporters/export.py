@@ -1,0 +1,193 @@
+"""A checkpoint becomes a bundle: graphs and weights first, verification, the manifest last."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+
+from app.bundle import MANIFEST_NAME, Bundle, Manifest, Variant, sha256_of
+from app.bundle.manifest import (
+    FORMAT_VERSION,
+    FileRecord,
+    LanguagePair,
+    Limits,
+    ModelSizes,
+    SpecialTokens,
+    VariantGraphs,
+)
+from app.decoding.shortlist import Shortlist
+from app.errors import BundleError
+from exporters.checkpoint import Checkpoint
+from exporters.graphs import GraphContext, candidates, decoder_step, encoder, state_tensors
+from exporters.linear import Arithmetic, Float32Arithmetic, Int8Arithmetic
+from exporters.quantization import quantized
+from exporters.verification import require_equal, verify
+from exporters.weight_store import WEIGHTS_NAME, WeightStore
+
+TOKENIZER_NAME = "sentencepiece.model"
+SHORTLIST_NAME = "shortlist.npz"
+MODEL_CARD_NAME = "MODEL_CARD.md"
+_ARITHMETIC: Mapping[Variant, Callable[[Checkpoint], Arithmetic]] = {
+    "cpu-int8": Int8Arithmetic,
+    "cpu-fp32": Float32Arithmetic,
+}
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """What the bundle is to be.
+
+    Attributes:
+        bundle_id: unique name.
+        pairs: directions the model translates.
+        licence: SPDX expression of the weights.
+        model_card: text of MODEL_CARD.md.
+        variants: arithmetics to export; ``cpu-fp32`` is what verification holds exact.
+        max_source_tokens: longer segments will be wrapped.
+        max_target_tokens: positions of the decoder.
+        max_target_ratio: default limit of target tokens per source token.
+        verification_texts: source texts both sides translate at the end.
+    """
+
+    bundle_id: str
+    pairs: Sequence[LanguagePair]
+    licence: str
+    model_card: str
+    verification_texts: Sequence[str]
+    variants: Sequence[Variant] = ("cpu-int8", "cpu-fp32")
+    max_source_tokens: int = 128
+    max_target_tokens: int = 384
+    max_target_ratio: float = 2.5
+
+
+def export_bundle(
+    checkpoint: Checkpoint,
+    destination: Path,
+    options: ExportOptions,
+    *,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Bundle:
+    """Write a verified bundle.
+
+    Everything is made in a folder beside `destination`, which appears complete or not at all.
+
+    Args:
+        checkpoint: what an importer or the trainer produced.
+        destination: folder to create; must not exist or be an empty folder.
+        options: names, limits, variants.
+        progress: told what is being done.
+
+    Raises:
+        BundleError: the destination is taken.
+        VerificationFailed: the fp32 graphs do not reproduce the PyTorch model.
+    """
+    if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
+        raise BundleError(f"{destination} exists and is not empty; remove it or name another folder")
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix=f".{destination.name}-", dir=destination.parent))
+    try:
+        checkpoint = quantized(checkpoint)
+        progress("building the graphs")
+        variants = _write_graphs(checkpoint, work, options)
+        (work / TOKENIZER_NAME).write_bytes(checkpoint.tokenizer)
+        if checkpoint.shortlist is not None:
+            checkpoint.shortlist.save(work / SHORTLIST_NAME)
+        (work / MODEL_CARD_NAME).write_text(options.model_card, encoding="utf-8")
+        manifest = _manifest(checkpoint, work, options, variants)
+        bundle = Bundle(work, manifest)
+        reports = []
+        for variant in options.variants:
+            progress(f"verifying {variant} against PyTorch on {len(options.verification_texts)} segments")
+            report = verify(bundle, checkpoint, options.verification_texts, variant=variant)
+            if variant == "cpu-fp32":
+                require_equal(report)
+            reports.append(report)
+        manifest = manifest.model_copy(update={"verification": tuple(reports)})
+        write_manifest(work, manifest)
+        work.chmod(0o755)
+        if destination.exists():
+            destination.rmdir()
+        work.rename(destination)
+    except BaseException:
+        shutil.rmtree(work, ignore_errors=True)
+        raise
+    return Bundle(destination, manifest)
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write manifest.json in one step, so that a half-written one is never seen."""
+    temporary = folder / f"{MANIFEST_NAME}.partial"
+    temporary.write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    temporary.replace(folder / MANIFEST_NAME)
+
+
+def _write_graphs(checkpoint: Checkpoint, folder: Path, options: ExportOptions) -> dict[Variant, VariantGraphs]:
+    store = WeightStore()
+    variants: dict[Variant, VariantGraphs] = {}
+    for variant in options.variants:
+        context = GraphContext(
+            checkpoint=checkpoint,
+            arithmetic=_ARITHMETIC[variant](checkpoint),
+            store=store,
+            max_source_tokens=options.max_source_tokens,
+            max_target_tokens=options.max_target_tokens,
+        )
+        graphs = {"encoder": encoder(context), "step": decoder_step(context, shortlist=False)}
+        if checkpoint.shortlist is not None:
+            graphs["shortlist_step"] = decoder_step(context, shortlist=True)
+            graphs["candidates"] = candidates(context)
+        for role, graph in graphs.items():
+            onnx.save_model(graph, str(folder / f"{role}.{variant}.onnx"))
+        variants[variant] = VariantGraphs(**{role: f"{role}.{variant}.onnx" for role in graphs})
+    store.write(folder / WEIGHTS_NAME)
+    return variants
+
+
+def _manifest(
+    checkpoint: Checkpoint, folder: Path, options: ExportOptions, variants: dict[Variant, VariantGraphs]
+) -> Manifest:
+    config = checkpoint.config
+    return Manifest(
+        format_version=FORMAT_VERSION,
+        id=options.bundle_id,
+        pairs=tuple(options.pairs),
+        sizes=ModelSizes(
+            d_model=config.d_model,
+            num_heads=config.num_heads,
+            head_size=config.head_size,
+            encoder_layers=config.encoder_layers,
+            decoder_layers=config.decoder_layers,
+            ffn_size=config.ffn_size,
+            vocabulary_size=config.vocabulary_size,
+        ),
+        tokens=SpecialTokens(eos_id=config.eos_id, unknown_id=checkpoint.unknown_id, start_id=config.start_id),
+        limits=Limits(
+            max_source_tokens=options.max_source_tokens,
+            max_target_tokens=options.max_target_tokens,
+            max_target_ratio=options.max_target_ratio,
+        ),
+        state=state_tensors(checkpoint),
+        tokenizer=TOKENIZER_NAME,
+        shortlist=SHORTLIST_NAME if checkpoint.shortlist is not None else None,
+        variants=variants,
+        licence=options.licence,
+        provenance=dict(checkpoint.provenance),
+        files={
+            path.name: FileRecord(size_bytes=path.stat().st_size, sha256=sha256_of(path))
+            for path in sorted(folder.iterdir())
+        },
+    )
+
+
+def sha256_of_texts(texts: Sequence[str]) -> str:
+    """Identifies a list of texts without containing it."""
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()
+
+
+__all__ = ["ExportOptions", "Shortlist", "export_bundle", "write_manifest"]

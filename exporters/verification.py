@@ -1,0 +1,144 @@
+"""An export is exact, or it is refused: the serving decoder against PyTorch, segment by segment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from app.bundle import Bundle, Variant
+from app.bundle.manifest import Verification
+from app.decoding.greedy import GreedySearch
+from app.decoding.hypothesis import Hypothesis
+from app.decoding.options import DecodingOptions
+from app.decoding.shortlist import Shortlist
+from app.errors import VerificationFailed
+from app.runtime.entry import Entry, Outcome
+from app.runtime.events import SilentObserver
+from app.runtime.lane import Lane
+from app.runtime.onnx_model import load_model
+from app.runtime.onnx_runner import OnnxRunner
+from app.text import Tokenizer
+from exporters.checkpoint import Checkpoint
+from exporters.torch_reference import to_module
+from model.greedy import GreedyResult, greedy
+
+MAX_SCORE_DIFFERENCE = 1e-4
+"""Largest accepted difference of a segment's score between fp32 graphs and PyTorch."""
+_TORCH_BATCH = 16
+
+
+def verify(bundle: Bundle, checkpoint: Checkpoint, texts: Sequence[str], *, variant: Variant) -> Verification:
+    """Translate texts with both sides and compare token by token.
+
+    Args:
+        bundle: the exported graphs; its manifest need not be on disk yet.
+        checkpoint: the quantised checkpoint they were built from.
+        texts: segments in the source language, each within the model's limit.
+        variant: which graphs.
+    """
+    manifest = bundle.manifest
+    tokenizer = Tokenizer.open(bundle.file(manifest.tokenizer), eos_id=manifest.tokens.eos_id)
+    shortlist = None if manifest.shortlist is None else Shortlist.load(bundle.file(manifest.shortlist))
+    sources = [tokenizer.encode_source(text) for text in texts]
+    sources = [ids for ids in sources if len(ids) <= manifest.limits.max_source_tokens]
+    if not sources:
+        raise VerificationFailed("no verification text fits the model's source limit; give some shorter ones")
+    ours = serve(bundle, sources, variant=variant, shortlist=shortlist)
+    reference = reference_translations(checkpoint, sources, limits=[_limit(bundle, ids) for ids in sources], shortlist=shortlist)
+    num_identical = 0
+    max_difference = 0.0
+    for hypothesis, expected in zip(ours, reference, strict=True):
+        if hypothesis.token_ids != expected.token_ids:
+            continue
+        num_identical += 1
+        score = expected.log_prob / max(1, len(expected.token_ids) + expected.ended)
+        max_difference = max(max_difference, abs(hypothesis.score - score))
+    return Verification(
+        variant=variant, num_segments=len(sources), num_identical=num_identical, max_score_difference=max_difference
+    )
+
+
+def require_equal(report: Verification) -> None:
+    """Refuse an fp32 export that differs from PyTorch in a token or in a score.
+
+    Raises:
+        VerificationFailed: naming how many segments differ and the limit.
+    """
+    if report.num_identical != report.num_segments or not report.max_score_difference <= MAX_SCORE_DIFFERENCE:
+        raise VerificationFailed(
+            f"{report.variant}: {report.num_identical} of {report.num_segments} segments have PyTorch's tokens and "
+            f"scores differ by up to {report.max_score_difference:.2e} (limit {MAX_SCORE_DIFFERENCE:.0e}); "
+            "no bundle was written. The graph builder and model/transformer.py disagree"
+        )
+
+
+def serve(
+    bundle: Bundle, sources: Sequence[Sequence[int]], *, variant: Variant, shortlist: Shortlist | None
+) -> list[Hypothesis]:
+    """Decode all sources together with the serving decoder, in this thread."""
+    manifest = bundle.manifest
+    runner = OnnxRunner(load_model(bundle, variant=variant, use_shortlist=shortlist is not None), max_rows=16)
+    lane = Lane(manifest.id, runner, max_admission_tokens=1024, observer=SilentObserver())
+    outcomes: dict[int, Outcome] = {}
+    for index, ids in enumerate(sources):
+        limit = _limit(bundle, ids)
+
+        def deliver(outcome: Outcome, index: int = index) -> None:
+            outcomes[index] = outcome
+
+        lane.add(
+            Entry(
+                ids,
+                GreedySearch(eos_id=manifest.tokens.eos_id, max_target_tokens=limit),
+                max_target_tokens=limit,
+                submitted_at_s=0.0,
+                deliver=deliver,
+                candidates=None if shortlist is None else shortlist.candidates(ids),
+            )
+        )
+    while lane.has_work:
+        lane.tick()
+    hypotheses = []
+    for index in range(len(sources)):
+        result = outcomes[index].result
+        if not isinstance(result, Hypothesis):
+            raise VerificationFailed(f"the serving decoder failed: {result.message}") from result
+        hypotheses.append(result)
+    return hypotheses
+
+
+def reference_translations(
+    checkpoint: Checkpoint,
+    sources: Sequence[Sequence[int]],
+    *,
+    limits: Sequence[int],
+    shortlist: Shortlist | None,
+) -> list[GreedyResult]:
+    """Decode all sources with the PyTorch model, in batches of similar length."""
+    module = to_module(checkpoint)
+    order = sorted(range(len(sources)), key=lambda index: len(sources[index]))
+    results: dict[int, GreedyResult] = {}
+    for start in range(0, len(order), _TORCH_BATCH):
+        batch = order[start : start + _TORCH_BATCH]
+        length = max(len(sources[index]) for index in batch)
+        source_ids = torch.full((len(batch), length), checkpoint.config.eos_id)
+        source_mask = torch.zeros((len(batch), length), dtype=torch.bool)
+        for row, index in enumerate(batch):
+            source_ids[row, : len(sources[index])] = torch.tensor(sources[index])
+            source_mask[row, : len(sources[index])] = True
+        allowed = None
+        if shortlist is not None:
+            allowed = [torch.from_numpy(shortlist.candidates(sources[index]).astype("int64")) for index in batch]
+        answers = greedy(
+            module, source_ids, source_mask, max_steps=torch.tensor([limits[index] for index in batch]), allowed=allowed
+        )
+        results.update(zip(batch, answers, strict=True))
+    return [results[index] for index in range(len(sources))]
+
+
+def _limit(bundle: Bundle, ids: Sequence[int]) -> int:
+    limits = bundle.manifest.limits
+    return DecodingOptions().target_limit(
+        len(ids), default_ratio=limits.max_target_ratio, model_limit=limits.max_target_tokens
+    )
