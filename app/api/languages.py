@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from app.errors import InvalidRequest, UnsupportedPair
 from app.runtime.request import PairInfo
 
-_CODE = re.compile(r"[A-Za-z]{2,3}([-_][A-Za-z0-9]{2,8}){0,4}", re.ASCII)
+_CODE = re.compile(r"[A-Za-z]{2,8}([-_][A-Za-z0-9]{2,8}){0,4}", re.ASCII)
 _ALIASES = {
     "pb": "pt-br",
     "pt-br": "pb",

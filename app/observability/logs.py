@@ -1,11 +1,11 @@
-"""Structured logs on standard error: one format for the service and for the server below it."""
+"""Structured logs: one format for the service and for the server below it."""
 
 from __future__ import annotations
 
 import logging
 import sys
 import traceback
-from typing import Literal
+from typing import Literal, TextIO
 
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
@@ -15,13 +15,15 @@ _QUIET_LOGGERS = ("uvicorn.access",)
 """The server's own access lines print query strings, and a query string may hold a text."""
 
 
-def configure_logging(log_format: LogFormat, log_level: str) -> None:
-    """Send structlog and the standard library's loggers through one formatter to standard error.
+def configure_logging(log_format: LogFormat, log_level: str, *, stream: TextIO | None = None) -> None:
+    """Send structlog and the standard library's loggers through one formatter to one stream.
 
     Args:
         log_format: ``console`` for people, ``json`` for log collectors, one object per line.
         log_level: ``debug``, ``info``, ``warning`` or ``error``.
+        stream: where lines go; None is standard error.
     """
+    stream = sys.stderr if stream is None else stream
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
@@ -32,7 +34,7 @@ def configure_logging(log_format: LogFormat, log_level: str) -> None:
     renderer: Processor = (
         structlog.processors.JSONRenderer(ensure_ascii=False)
         if log_format == "json"
-        else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+        else structlog.dev.ConsoleRenderer(colors=stream.isatty())
     )
     structlog.configure(
         processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
@@ -40,7 +42,7 @@ def configure_logging(log_format: LogFormat, log_level: str) -> None:
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=False,
     )
-    handler = logging.StreamHandler(sys.stderr)
+    handler = logging.StreamHandler(stream)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[*shared, structlog.stdlib.ExtraAdder(allow=())],
