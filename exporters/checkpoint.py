@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from app.decoding.shortlist import Shortlist
 from model.config import TransformerConfig
 
 Float32Array = npt.NDArray[np.float32]
@@ -47,7 +48,7 @@ class Checkpoint:
             (real value of one integer step), by the name of its weight; may be empty.
         tokenizer: the bytes of the SentencePiece model.
         unknown_id: token of text the vocabulary cannot spell.
-        shortlist: the bytes of Marian's binary shortlist, or None.
+        shortlist: which target tokens a source can need, or None.
         provenance: facts for the manifest and the model card (source file names, sha256, ...).
     """
 
@@ -55,6 +56,6 @@ class Checkpoint:
     weights: Mapping[str, Weight]
     tokenizer: bytes
     activation_scales: Mapping[str, float] = field(default_factory=dict)
-    shortlist: bytes | None = None
+    shortlist: Shortlist | None = None
     unknown_id: int = 1
     provenance: Mapping[str, str] = field(default_factory=dict)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
+import dataclasses
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import onnx
 
 from app.bundle import MANIFEST_NAME, Bundle, Manifest, Variant, sha256_of
 from app.bundle.manifest import (
-    FORMAT_VERSION,
     FileRecord,
     LanguagePair,
     Limits,
@@ -21,7 +21,6 @@ from app.bundle.manifest import (
     SpecialTokens,
     VariantGraphs,
 )
-from app.decoding.shortlist import Shortlist
 from app.errors import BundleError
 from exporters.checkpoint import Checkpoint
 from exporters.graphs import GraphContext, candidates, decoder_step, encoder, state_tensors
@@ -31,8 +30,9 @@ from exporters.verification import require_equal, verify
 from exporters.weight_store import WEIGHTS_NAME, WeightStore
 
 TOKENIZER_NAME = "sentencepiece.model"
-SHORTLIST_NAME = "shortlist.npz"
+SHORTLIST_NAME = "shortlist.bin"
 MODEL_CARD_NAME = "MODEL_CARD.md"
+_NEVER_CHOSEN = np.float32(-1e9)
 _ARITHMETIC: Mapping[Variant, Callable[[Checkpoint], Arithmetic]] = {
     "cpu-int8": Int8Arithmetic,
     "cpu-fp32": Float32Arithmetic,
@@ -92,7 +92,7 @@ def export_bundle(
     destination.parent.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=f".{destination.name}-", dir=destination.parent))
     try:
-        checkpoint = quantized(checkpoint)
+        checkpoint = quantized(_without_unknown(checkpoint))
         progress("building the graphs")
         variants = _write_graphs(checkpoint, work, options)
         (work / TOKENIZER_NAME).write_bytes(checkpoint.tokenizer)
@@ -120,6 +120,16 @@ def export_bundle(
     return Bundle(destination, manifest)
 
 
+def _without_unknown(checkpoint: Checkpoint) -> Checkpoint:
+    """The checkpoint with a model that never chooses the unknown piece, which nobody can read."""
+    bias = checkpoint.weights["output_bias"]
+    if not isinstance(bias, np.ndarray):
+        raise TypeError("output_bias is a matrix")
+    bias = bias.copy()
+    bias[checkpoint.unknown_id] = _NEVER_CHOSEN
+    return dataclasses.replace(checkpoint, weights={**checkpoint.weights, "output_bias": bias})
+
+
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write manifest.json in one step, so that a half-written one is never seen."""
     temporary = folder / f"{MANIFEST_NAME}.partial"
@@ -127,7 +137,9 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     temporary.replace(folder / MANIFEST_NAME)
 
 
-def _write_graphs(checkpoint: Checkpoint, folder: Path, options: ExportOptions) -> dict[Variant, VariantGraphs]:
+def _write_graphs(
+    checkpoint: Checkpoint, folder: Path, options: ExportOptions
+) -> dict[Variant, VariantGraphs]:
     store = WeightStore()
     variants: dict[Variant, VariantGraphs] = {}
     for variant in options.variants:
@@ -154,7 +166,7 @@ def _manifest(
 ) -> Manifest:
     config = checkpoint.config
     return Manifest(
-        format_version=FORMAT_VERSION,
+        format_version=1,
         id=options.bundle_id,
         pairs=tuple(options.pairs),
         sizes=ModelSizes(
@@ -166,7 +178,9 @@ def _manifest(
             ffn_size=config.ffn_size,
             vocabulary_size=config.vocabulary_size,
         ),
-        tokens=SpecialTokens(eos_id=config.eos_id, unknown_id=checkpoint.unknown_id, start_id=config.start_id),
+        tokens=SpecialTokens(
+            eos_id=config.eos_id, unknown_id=checkpoint.unknown_id, start_id=config.start_id
+        ),
         limits=Limits(
             max_source_tokens=options.max_source_tokens,
             max_target_tokens=options.max_target_tokens,
@@ -183,11 +197,3 @@ def _manifest(
             for path in sorted(folder.iterdir())
         },
     )
-
-
-def sha256_of_texts(texts: Sequence[str]) -> str:
-    """Identifies a list of texts without containing it."""
-    return hashlib.sha256("\n".join(texts).encode()).hexdigest()
-
-
-__all__ = ["ExportOptions", "Shortlist", "export_bundle", "write_manifest"]

@@ -61,9 +61,13 @@ class GraphBuilder:
         """A constant int64 [n]: axes, shapes."""
         return self.constant(np.array(values, dtype=np.int64))
 
-    def op(self, op_type: str, *inputs: str, domain: str = "", name: str | None = None, **attributes: Any) -> str:
+    def op(
+        self, op_type: str, *inputs: str, domain: str = "", name: str | None = None, **attributes: Any
+    ) -> str:
         """Append a node with one output and return that output."""
-        return self.ops(op_type, *inputs, num_outputs=1, domain=domain, names=[name] if name else None, **attributes)[0]
+        return self.ops(
+            op_type, *inputs, num_outputs=1, domain=domain, names=[name] if name else None, **attributes
+        )[0]
 
     def ops(
         self,
@@ -78,7 +82,9 @@ class GraphBuilder:
         index = len(self._nodes)
         outputs = list(names) if names else [f"{op_type.lower()}_{index}_{i}" for i in range(num_outputs)]
         self._nodes.append(
-            helper.make_node(op_type, list(inputs), outputs, domain=domain, name=f"{op_type}_{index}", **attributes)
+            helper.make_node(
+                op_type, list(inputs), outputs, domain=domain, name=f"{op_type}_{index}", **attributes
+            )
         )
         return outputs
 
@@ -86,7 +92,9 @@ class GraphBuilder:
         """Equal parts of x along its last axis."""
         outputs = [f"split_{len(self._nodes)}_{i}" for i in range(num_parts)]
         self._nodes.append(
-            helper.make_node("Split", [x], outputs, name=f"Split_{len(self._nodes)}", axis=-1, num_outputs=num_parts)
+            helper.make_node(
+                "Split", [x], outputs, name=f"Split_{len(self._nodes)}", axis=-1, num_outputs=num_parts
+            )
         )
         return outputs
 
@@ -95,7 +103,11 @@ class GraphBuilder:
         if clash := self._initializers.keys() & {value.name for value in self._inputs}:
             raise ValueError(f"both an input and a weight are named {', '.join(sorted(clash))}")
         graph = helper.make_graph(
-            self._nodes, self._name, self._inputs, self._outputs, initializer=list(self._initializers.values())
+            self._nodes,
+            self._name,
+            self._inputs,
+            self._outputs,
+            initializer=list(self._initializers.values()),
         )
         return helper.make_model(
             graph,

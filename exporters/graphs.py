@@ -77,29 +77,16 @@ def encoder(context: GraphContext) -> onnx.ModelProto:
     codes = graph.op("Slice", context.positions(graph), graph.ints(0), length, graph.ints(0))
     x = graph.op("Add", embed(graph, checkpoint, ids), codes)  # [B,S,d]
     for layer in range(config.encoder_layers):
-        attention = f"encoder.{layer}.self_attention"
-
-        def self_attention(x: str, attention: str = attention) -> str:
-            qkv = arithmetic.linear(graph, x, [f"{attention}.{part}" for part in ("query", "key", "value")])
-            q, k, v = graph.split(qkv, 3)  # each [B,S,d]
-            y = graph.op("MultiHeadAttention", q, k, v, "", mask, domain=MICROSOFT, num_heads=config.num_heads)
-            return arithmetic.linear(graph, y, [f"{attention}.output"])
-
-        x = sublayer(graph, checkpoint, x, f"encoder.{layer}.self_norm", self_attention)
-        x = sublayer(
-            graph,
-            checkpoint,
-            x,
-            f"encoder.{layer}.ffn_norm",
-            lambda x, layer=layer: feed_forward(graph, checkpoint, arithmetic, x, f"encoder.{layer}.ffn"),
-        )
+        x = _encoder_layer(graph, context, x, layer, mask=mask)
     if config.norm == "pre":
         x = layer_norm(graph, checkpoint, x, "encoder_norm")
 
     # The cross-attention keys and values of every decoder layer, in one multiplication.
     names = context.cross_names()
     linears = [
-        f"decoder.{layer}.cross_attention.{kind}" for layer in range(config.decoder_layers) for kind in ("key", "value")
+        f"decoder.{layer}.cross_attention.{kind}"
+        for layer in range(config.decoder_layers)
+        for kind in ("key", "value")
     ]
     parts = graph.split(arithmetic.linear(graph, x, linears), len(names))
     for name, part in zip(names, parts, strict=True):
@@ -128,7 +115,9 @@ def decoder_step(context: GraphContext, *, shortlist: bool) -> onnx.ModelProto:
     for name in context.cross_names():
         graph.input(name, FLOAT, ["R", config.num_heads, "S", config.head_size])
     state_dims: dict[str, Dims] = {
-        state.name: ["R", *state.shape] if state.kind == "cell" else ["R", state.shape[0], "T", state.shape[1]]
+        state.name: ["R", *state.shape]
+        if state.kind == "cell"
+        else ["R", state.shape[0], "T", state.shape[1]]
         for state in state_tensors(checkpoint)
     }
     for name, dims in state_dims.items():
@@ -169,10 +158,33 @@ def candidates(context: GraphContext) -> onnx.ModelProto:
     return graph.build()
 
 
+def _encoder_layer(graph: GraphBuilder, context: GraphContext, x: str, layer: int, *, mask: str) -> str:
+    """One layer: x f32 [B,S,d] -> [B,S,d]."""
+    checkpoint, arithmetic, config = context.checkpoint, context.arithmetic, context.checkpoint.config
+    name = f"encoder.{layer}"
+
+    def self_attention(x: str) -> str:
+        qkv = arithmetic.linear(
+            graph, x, [f"{name}.self_attention.{part}" for part in ("query", "key", "value")]
+        )
+        q, k, v = graph.split(qkv, 3)  # each [B,S,d]
+        y = graph.op("MultiHeadAttention", q, k, v, "", mask, domain=MICROSOFT, num_heads=config.num_heads)
+        return arithmetic.linear(graph, y, [f"{name}.self_attention.output"])
+
+    x = sublayer(graph, checkpoint, x, f"{name}.self_norm", self_attention)
+    return sublayer(
+        graph,
+        checkpoint,
+        x,
+        f"{name}.ffn_norm",
+        lambda x: feed_forward(graph, checkpoint, arithmetic, x, f"{name}.ffn"),
+    )
+
+
 def _decoder_layer(
     graph: GraphBuilder, context: GraphContext, x: str, layer: int, *, mask: str, positions: str
 ) -> str:
-    """x f32 [R,d] -> [R,d]; writes next_* of this layer."""
+    """X f32 [R,d] -> [R,d]; writes next_* of this layer."""
     checkpoint, arithmetic, config = context.checkpoint, context.arithmetic, context.checkpoint.config
     name = f"decoder.{layer}"
 
@@ -184,7 +196,9 @@ def _decoder_layer(
         return graph.op("Relu", graph.op("Add", candidate, kept, name=f"next_cell_{layer}"))
 
     def self_attention(x: str) -> str:
-        qkv = arithmetic.linear(graph, x, [f"{name}.self_attention.{part}" for part in ("query", "key", "value")])
+        qkv = arithmetic.linear(
+            graph, x, [f"{name}.self_attention.{part}" for part in ("query", "key", "value")]
+        )
         packed = graph.op("Unsqueeze", qkv, graph.ints(1))  # [R,1,3d]
         num_cached = graph.op("Cast", positions, to=INT32)
         longest = graph.op("ReduceMax", num_cached, graph.ints(0), keepdims=0)
@@ -204,10 +218,14 @@ def _decoder_layer(
             num_heads=config.num_heads,
             kv_num_heads=config.num_heads,
         )
-        return arithmetic.linear(graph, graph.op("Squeeze", y, graph.ints(1)), [f"{name}.self_attention.output"])
+        return arithmetic.linear(
+            graph, graph.op("Squeeze", y, graph.ints(1)), [f"{name}.self_attention.output"]
+        )
 
     def cross_attention(x: str) -> str:
-        query = graph.op("Unsqueeze", arithmetic.linear(graph, x, [f"{name}.cross_attention.query"]), graph.ints(1))
+        query = graph.op(
+            "Unsqueeze", arithmetic.linear(graph, x, [f"{name}.cross_attention.query"]), graph.ints(1)
+        )
         y = graph.op(
             "MultiHeadAttention",
             query,
@@ -218,13 +236,19 @@ def _decoder_layer(
             domain=MICROSOFT,
             num_heads=config.num_heads,
         )
-        return arithmetic.linear(graph, graph.op("Squeeze", y, graph.ints(1)), [f"{name}.cross_attention.output"])
+        return arithmetic.linear(
+            graph, graph.op("Squeeze", y, graph.ints(1)), [f"{name}.cross_attention.output"]
+        )
 
     recurrent = cell if config.decoder_cell == "ssru" else self_attention
     x = sublayer(graph, checkpoint, x, f"{name}.self_norm", recurrent)
     x = sublayer(graph, checkpoint, x, f"{name}.cross_norm", cross_attention)
     return sublayer(
-        graph, checkpoint, x, f"{name}.ffn_norm", lambda x: feed_forward(graph, checkpoint, arithmetic, x, f"{name}.ffn")
+        graph,
+        checkpoint,
+        x,
+        f"{name}.ffn_norm",
+        lambda x: feed_forward(graph, checkpoint, arithmetic, x, f"{name}.ffn"),
     )
 
 

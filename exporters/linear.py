@@ -64,7 +64,9 @@ class Arithmetic(Protocol):
         ...
 
 
-def _side_by_side(checkpoint: Checkpoint, names: Sequence[str]) -> tuple[str, Int8Array, Float32Array, Float32Array | None]:
+def _side_by_side(
+    checkpoint: Checkpoint, names: Sequence[str]
+) -> tuple[str, Int8Array, Float32Array, Float32Array | None]:
     """Layers sharing an input as one: stored name, int8 [in, out], scales [out], bias [out] or None."""
     weights = [quantized_weight(checkpoint, f"{name}.weight") for name in names]
     values = np.concatenate([weight.values for weight in weights]).T
@@ -72,7 +74,9 @@ def _side_by_side(checkpoint: Checkpoint, names: Sequence[str]) -> tuple[str, In
     biases: list[Float32Array] = []
     for name, weight in zip(names, weights, strict=True):
         has_bias = f"{name}.bias" in checkpoint.weights
-        biases.append(vector(checkpoint, f"{name}.bias") if has_bias else np.zeros(len(weight.values), np.float32))
+        biases.append(
+            vector(checkpoint, f"{name}.bias") if has_bias else np.zeros(len(weight.values), np.float32)
+        )
     bias = np.concatenate(biases)
     return "+".join(names), values, scales.astype(np.float32), bias if bias.any() else None
 
@@ -90,7 +94,10 @@ class Float32Arithmetic:
         if after_relu:
             x = graph.op("Relu", x)
         weight = graph.op(
-            "DequantizeLinear", graph.weight(f"{name}.weight", values), graph.weight(f"{name}.scale", scales), axis=1
+            "DequantizeLinear",
+            graph.weight(f"{name}.weight", values),
+            graph.weight(f"{name}.scale", scales),
+            axis=1,
         )
         y = graph.op("MatMul", x, weight)
         return y if bias is None else graph.op("Add", y, graph.weight(f"{name}.bias", bias))
@@ -208,7 +215,9 @@ class Int8Arithmetic:
         after_relu: bool = False,
     ) -> str:
         if activation_scale is None:
-            return self._multiply_by_row_scale(graph, graph.op("Relu", x) if after_relu else x, weight, weight_scale, bias)
+            return self._multiply_by_row_scale(
+                graph, graph.op("Relu", x) if after_relu else x, weight, weight_scale, bias
+            )
         zero_point = _ZERO_POINT
         if after_relu:
             # relu(x) >= 0: with zero point 0 the same range has twice as many steps, and
@@ -221,10 +230,14 @@ class Int8Arithmetic:
         return graph.op("MatMulIntegerToFloat", *inputs, domain=MICROSOFT)
 
     @staticmethod
-    def _multiply_by_row_scale(graph: GraphBuilder, x: str, weight: str, weight_scale: str, bias: str | None) -> str:
+    def _multiply_by_row_scale(
+        graph: GraphBuilder, x: str, weight: str, weight_scale: str, bias: str | None
+    ) -> str:
         largest = graph.op("ReduceMax", graph.op("Abs", x), graph.ints(-1), keepdims=1)
         row_scale = graph.op(
-            "Mul", graph.op("Max", largest, graph.constant(np.float32(1e-9))), graph.constant(np.float32(1 / 127))
+            "Mul",
+            graph.op("Max", largest, graph.constant(np.float32(1e-9))),
+            graph.constant(np.float32(1 / 127)),
         )
         one, zero = graph.constant(np.float32(1)), graph.constant(np.uint8(_ZERO_POINT))
         quantized_x = graph.op("QuantizeLinear", graph.op("Div", x, row_scale), one, zero)

@@ -104,14 +104,14 @@ def import_marian(directory: Path, *, shortlist: bool = True) -> Checkpoint:
         **_file_facts("model", model_path, _read(model_path)),
         **_file_facts("tokenizer", vocabulary_path, tokenizer),
     }
-    shortlist_bytes = None
+    lexicon = None
     if shortlist_path is not None:
         shortlist_bytes = _read(shortlist_path)
-        vocabulary_size = read_marian_shortlist(shortlist_bytes, source=shortlist_path.name).vocabulary_size
-        if vocabulary_size != config.vocabulary_size:
+        lexicon = read_marian_shortlist(shortlist_bytes, source=shortlist_path.name)
+        if lexicon.vocabulary_size != config.vocabulary_size:
             raise CheckpointError(
-                f"{shortlist_path.name}: the shortlist is for a vocabulary of {vocabulary_size}, the model's "
-                f"has {config.vocabulary_size}; take the files of one model"
+                f"{shortlist_path.name}: the shortlist is for a vocabulary of {lexicon.vocabulary_size}, the "
+                f"model's has {config.vocabulary_size}; take the files of one model"
             )
         provenance |= _file_facts("shortlist", shortlist_path, shortlist_bytes)
     return Checkpoint(
@@ -119,7 +119,8 @@ def import_marian(directory: Path, *, shortlist: bool = True) -> Checkpoint:
         weights=tensors.weights,
         tokenizer=tokenizer,
         activation_scales=tensors.activation_scales,
-        shortlist=shortlist_bytes,
+        shortlist=lexicon,
+        unknown_id=UNKNOWN_ID,
         provenance=provenance,
     )
 

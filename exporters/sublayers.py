@@ -62,14 +62,18 @@ def layer_norm(graph: GraphBuilder, checkpoint: Checkpoint, x: str, name: str) -
     return graph.op("Add", normed, graph.weight(f"{name}.bias", vector(checkpoint, f"{name}.bias")))
 
 
-def sublayer(graph: GraphBuilder, checkpoint: Checkpoint, x: str, norm: str, body: Callable[[str], str]) -> str:
+def sublayer(
+    graph: GraphBuilder, checkpoint: Checkpoint, x: str, norm: str, body: Callable[[str], str]
+) -> str:
     """Residual connection and LayerNorm around a sub-layer, after it or before it."""
     if checkpoint.config.norm == "post":
         return layer_norm(graph, checkpoint, graph.op("Add", x, body(x)), norm)
     return graph.op("Add", x, body(layer_norm(graph, checkpoint, x, norm)))
 
 
-def feed_forward(graph: GraphBuilder, checkpoint: Checkpoint, arithmetic: Arithmetic, x: str, name: str) -> str:
+def feed_forward(
+    graph: GraphBuilder, checkpoint: Checkpoint, arithmetic: Arithmetic, x: str, name: str
+) -> str:
     """Position-wise feed-forward network [..., d] -> [..., d]."""
     inner = arithmetic.linear(graph, x, [f"{name}.inner"])
     activation = checkpoint.config.activation

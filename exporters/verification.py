@@ -45,7 +45,9 @@ def verify(bundle: Bundle, checkpoint: Checkpoint, texts: Sequence[str], *, vari
     if not sources:
         raise VerificationFailed("no verification text fits the model's source limit; give some shorter ones")
     ours = serve(bundle, sources, variant=variant, shortlist=shortlist)
-    reference = reference_translations(checkpoint, sources, limits=[_limit(bundle, ids) for ids in sources], shortlist=shortlist)
+    reference = reference_translations(
+        checkpoint, sources, limits=[_limit(bundle, ids) for ids in sources], shortlist=shortlist
+    )
     num_identical = 0
     max_difference = 0.0
     for hypothesis, expected in zip(ours, reference, strict=True):
@@ -55,7 +57,10 @@ def verify(bundle: Bundle, checkpoint: Checkpoint, texts: Sequence[str], *, vari
         score = expected.log_prob / max(1, len(expected.token_ids) + expected.ended)
         max_difference = max(max_difference, abs(hypothesis.score - score))
     return Verification(
-        variant=variant, num_segments=len(sources), num_identical=num_identical, max_score_difference=max_difference
+        variant=variant,
+        num_segments=len(sources),
+        num_identical=num_identical,
+        max_score_difference=max_difference,
     )
 
 
@@ -67,8 +72,8 @@ def require_equal(report: Verification) -> None:
     """
     if report.num_identical != report.num_segments or not report.max_score_difference <= MAX_SCORE_DIFFERENCE:
         raise VerificationFailed(
-            f"{report.variant}: {report.num_identical} of {report.num_segments} segments have PyTorch's tokens and "
-            f"scores differ by up to {report.max_score_difference:.2e} (limit {MAX_SCORE_DIFFERENCE:.0e}); "
+            f"{report.variant}: {report.num_identical} of {report.num_segments} segments have PyTorch's "
+            f"tokens and scores differ by up to {report.max_score_difference:.2e} (limit {MAX_SCORE_DIFFERENCE:.0e}); "
             "no bundle was written. The graph builder and model/transformer.py disagree"
         )
 
@@ -129,9 +134,15 @@ def reference_translations(
             source_mask[row, : len(sources[index])] = True
         allowed = None
         if shortlist is not None:
-            allowed = [torch.from_numpy(shortlist.candidates(sources[index]).astype("int64")) for index in batch]
+            allowed = [
+                torch.from_numpy(shortlist.candidates(sources[index]).astype("int64")) for index in batch
+            ]
         answers = greedy(
-            module, source_ids, source_mask, max_steps=torch.tensor([limits[index] for index in batch]), allowed=allowed
+            module,
+            source_ids,
+            source_mask,
+            max_steps=torch.tensor([limits[index] for index in batch]),
+            allowed=allowed,
         )
         results.update(zip(batch, answers, strict=True))
     return [results[index] for index in range(len(sources))]

@@ -51,7 +51,14 @@ class TransformerConfig:
 
     def __post_init__(self) -> None:
         """Refuse sizes no model can have."""
-        for name in ("vocabulary_size", "d_model", "num_heads", "encoder_layers", "decoder_layers", "ffn_size"):
+        for name in (
+            "vocabulary_size",
+            "d_model",
+            "num_heads",
+            "encoder_layers",
+            "decoder_layers",
+            "ffn_size",
+        ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
         if self.d_model % self.num_heads or self.d_model % 2:

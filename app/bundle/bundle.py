@@ -51,7 +51,9 @@ def discover(directory: Path) -> tuple[Bundle, ...]:
     if (directory / MANIFEST_NAME).is_file():
         return (open_bundle(directory),)
     if not directory.is_dir():
-        raise BundleNotFound(f"{directory} is not a folder; name a folder of bundles, or make one with `dragoman export`")
+        raise BundleNotFound(
+            f"{directory} is not a folder; name a folder of bundles, or make one with `dragoman export`"
+        )
     found = [open_bundle(manifest.parent) for manifest in sorted(directory.glob(f"*/{MANIFEST_NAME}"))]
     if not found:
         raise BundleNotFound(
@@ -80,7 +82,9 @@ def open_bundle(path: Path, *, verify: bool = True) -> Bundle:
     """
     manifest_path = path / MANIFEST_NAME
     if not manifest_path.is_file():
-        raise BundleNotFound(f"{path} has no {MANIFEST_NAME}, so it is not a finished bundle; export it again")
+        raise BundleNotFound(
+            f"{path} has no {MANIFEST_NAME}, so it is not a finished bundle; export it again"
+        )
     manifest = _read_manifest(manifest_path)
     for name, record in manifest.files.items():
         _check_file(path, name, record, verify=verify)
@@ -89,7 +93,9 @@ def open_bundle(path: Path, *, verify: bool = True) -> Bundle:
 
 def _read_manifest(path: Path) -> Manifest:
     if (size := path.stat().st_size) > _MAX_MANIFEST_BYTES:
-        raise BundleCorrupt(f"{path} has {size} bytes; a manifest has at most {_MAX_MANIFEST_BYTES}. Export it again")
+        raise BundleCorrupt(
+            f"{path} has {size} bytes; a manifest has at most {_MAX_MANIFEST_BYTES}. Export it again"
+        )
     raw = path.read_bytes()
     try:
         document = json.loads(raw)

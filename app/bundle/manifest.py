@@ -109,7 +109,9 @@ class VariantGraphs(_Model):
     def file_names(self) -> tuple[str, ...]:
         """The graphs that exist."""
         return tuple(
-            name for name in (self.encoder, self.step, self.shortlist_step, self.candidates) if name is not None
+            name
+            for name in (self.encoder, self.step, self.shortlist_step, self.candidates)
+            if name is not None
         )
 
     @model_validator(mode="after")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from app.errors import InvalidOption
@@ -36,13 +37,16 @@ class DecodingOptions:
     def target_limit(self, num_source_tokens: int, *, default_ratio: float, model_limit: int) -> int:
         """The most target tokens one segment may take, end-of-sentence included.
 
+        ``ceil(ratio * source tokens)``, as Marian's ``max-length-factor``
+        (marian-dev, src/translator/beam_search.cpp), within the other limits.
+
         Args:
             num_source_tokens: source length, end-of-sentence included.
             default_ratio: the bundle's ``max_target_ratio``.
             model_limit: the bundle's ``max_target_tokens``.
         """
         ratio = default_ratio if self.max_target_ratio is None else self.max_target_ratio
-        limit = max(1, int(ratio * num_source_tokens))
+        limit = max(1, math.ceil(ratio * num_source_tokens))
         if self.max_target_tokens is not None:
             limit = min(limit, self.max_target_tokens)
         return min(limit, model_limit)

@@ -179,7 +179,9 @@ class Engine:
             BundleError: a bundle cannot be used.
         """
         return cls(
-            [load_served_model(bundle, options, variant=variant) for bundle in bundles], options, observer=observer
+            [load_served_model(bundle, options, variant=variant) for bundle in bundles],
+            options,
+            observer=observer,
         )
 
     def start(self) -> None:
@@ -234,7 +236,9 @@ class Engine:
 
     def healthy(self, *, max_heartbeat_age_s: float) -> bool:
         """Whether every worker is alive and none hangs in a step."""
-        return all(worker.alive and worker.heartbeat_age_s() <= max_heartbeat_age_s for worker in self._workers)
+        return all(
+            worker.alive and worker.heartbeat_age_s() <= max_heartbeat_age_s for worker in self._workers
+        )
 
     def check_pair(self, source: str, target: str) -> PairInfo:
         """The direction that serves these codes.
@@ -287,7 +291,9 @@ class Engine:
             ticket.correct(sum(text.num_tokens for text in prepared))
             segments = [segment for text in prepared for segment in text.segments]
             outcomes = await self._decode(model, segments, request.options, ticket)
-            texts = await _off_loop(num_characters, lambda: _assemble_all(prepared, outcomes, model.tokenizer))
+            texts = await _off_loop(
+                num_characters, lambda: _assemble_all(prepared, outcomes, model.tokenizer)
+            )
         finally:
             ticket.close()
             self._leave()
@@ -432,9 +438,7 @@ def _assemble_all(
     prepared: Sequence[PreparedText], outcomes: Sequence[Outcome], tokenizer: Tokenizer
 ) -> list[TextResult]:
     hypotheses = iter([outcome.result for outcome in outcomes if isinstance(outcome.result, Hypothesis)])
-    return [
-        assemble(text, [next(hypotheses) for _ in text.segments], tokenizer) for text in prepared
-    ]
+    return [assemble(text, [next(hypotheses) for _ in text.segments], tokenizer) for text in prepared]
 
 
 def _language(code: str) -> str:

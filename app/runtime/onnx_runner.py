@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import onnxruntime
 
 from app.runtime.onnx_candidates import CandidateSet
@@ -23,7 +25,9 @@ def row_groups(max_source_tokens: int, max_rows: int) -> tuple[RowGroup, ...]:
     while length < max_source_tokens:
         lengths.append(length)
         length *= 2
-    return tuple(RowGroup(source_length=length, max_rows=max_rows) for length in [*lengths, max_source_tokens])
+    return tuple(
+        RowGroup(source_length=length, max_rows=max_rows) for length in [*lengths, max_source_tokens]
+    )
 
 
 class OnnxRunner:
@@ -60,7 +64,9 @@ class OnnxRunner:
             buffers.candidates.admit({row.slot: _required_candidates(row) for row in newcomers})
 
     def _encode(self, buffers: _GroupBuffers, padded_length: int, rows: Sequence[SourceRow]) -> None:
-        source_ids = np.full((len(rows), padded_length), self._model.manifest.tokens.eos_id, dtype=np.int64)  # [B,S]
+        source_ids = np.full(
+            (len(rows), padded_length), self._model.manifest.tokens.eos_id, dtype=np.int64
+        )  # [B,S]
         source_mask = np.zeros((len(rows), padded_length), dtype=np.int32)  # [B,S]
         for index, row in enumerate(rows):
             source_ids[index, : len(row.source_ids)] = row.source_ids
@@ -83,7 +89,9 @@ class OnnxRunner:
             raise RuntimeError(f"group {group} has no rows")
         num_rows = len(last_ids)
         start_id = self._model.manifest.tokens.start_id
-        buffers.last_ids[:num_rows] = last_ids if start_id is None else np.where(positions == 0, start_id, last_ids)
+        buffers.last_ids[:num_rows] = (
+            last_ids if start_id is None else np.where(positions == 0, start_id, last_ids)
+        )
         buffers.positions[:num_rows] = positions
         self._model.step.run_with_iobinding(buffers.binding(num_rows))
         return StepOutput(
@@ -107,15 +115,14 @@ def _required_candidates(row: SourceRow) -> Int32Array:
 class _GroupBuffers:
     """The arrays of one row group and their bindings to the step graph.
 
-    Every step runs over a prefix of the arrays, so a binding per number of rows is kept and no
-    cache is ever copied. The state's input and output are the same memory: the graphs read a cell
+    Every step runs over a prefix of the arrays, whose views are kept per number of rows: no cache is
+    ever copied. The state's input and output are the same memory: the graphs read a cell
     before they write it, and write a key or value only at its own position.
     """
 
     def __init__(self, model: OnnxModel, group: RowGroup) -> None:
         manifest, sizes = model.manifest, model.manifest.sizes
         rows, source_length = group.max_rows, group.source_length
-        self._session = model.step
         self.cross_names = [
             f"cross_{kind}_{layer}" for layer in range(sizes.decoder_layers) for kind in ("key", "value")
         ]
@@ -135,8 +142,19 @@ class _GroupBuffers:
         self.positions = np.zeros(rows, dtype=np.int64)
         self.token_ids = np.zeros(rows, dtype=np.int64)
         self.log_probs = np.zeros(rows, dtype=np.float32)
-        self._bindings: dict[int, onnxruntime.IOBinding] = {}
-        self._bound_version: dict[int, int] = {}
+        self._inputs: dict[str, npt.NDArray[Any]] = {
+            **self.arrays,
+            "source_mask": self.source_mask,
+            "last_ids": self.last_ids,
+            "positions": self.positions,
+        }
+        self._outputs: dict[str, npt.NDArray[Any]] = {
+            "token_ids": self.token_ids,
+            "log_probs": self.log_probs,
+        }
+        self._binding = model.step.io_binding()
+        self._values: dict[int, dict[str, onnxruntime.OrtValue]] = {}
+        self._bound: tuple[int, int] | None = None
         self.candidates = (
             None
             if model.candidates is None
@@ -145,25 +163,25 @@ class _GroupBuffers:
 
     def binding(self, num_rows: int) -> onnxruntime.IOBinding:
         """The step graph bound to the first `num_rows` rows of every array."""
-        binding = self._bindings.get(num_rows)
-        if binding is None:
-            binding = self._bindings[num_rows] = self._session.io_binding()
-            for name, array in {
-                **self.arrays,
-                "source_mask": self.source_mask,
-                "last_ids": self.last_ids,
-                "positions": self.positions,
-            }.items():
-                value = onnxruntime.OrtValue.ortvalue_from_numpy(array[:num_rows])
-                binding.bind_ortvalue_input(name, value)
-                if name in self._state_names:
-                    binding.bind_ortvalue_output(f"next_{name}", value)
-            for name, array in {"token_ids": self.token_ids, "log_probs": self.log_probs}.items():
-                binding.bind_ortvalue_output(name, onnxruntime.OrtValue.ortvalue_from_numpy(array[:num_rows]))
-        if self.candidates is not None and self._bound_version.get(num_rows) != self.candidates.version:
-            self.candidates.bind(binding, num_rows)
-            self._bound_version[num_rows] = self.candidates.version
-        return binding
+        version = 0 if self.candidates is None else self.candidates.version
+        if self._bound == (num_rows, version):
+            return self._binding
+        values = self._values.get(num_rows)
+        if values is None:
+            values = self._values[num_rows] = {
+                name: onnxruntime.OrtValue.ortvalue_from_numpy(array[:num_rows])
+                for name, array in (self._inputs | self._outputs).items()
+            }
+        for name in self._inputs:
+            self._binding.bind_ortvalue_input(name, values[name])
+        for name in self._outputs:
+            self._binding.bind_ortvalue_output(name, values[name])
+        for name in self._state_names:
+            self._binding.bind_ortvalue_output(f"next_{name}", values[name])
+        if self.candidates is not None:
+            self.candidates.bind(self._binding, num_rows)
+        self._bound = (num_rows, version)
+        return self._binding
 
     def move(self, from_slot: int, to_slot: int) -> None:
         for array in self.arrays.values():

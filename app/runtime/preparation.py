@@ -77,7 +77,8 @@ def prepare(text: str, *, language: str, tokenizer: Tokenizer, max_source_tokens
             gaps[-1] += pieces.gaps[0]
             piece_ids = tokenizer.encode_sources([tokenizer.fold_unknown(piece) for piece in pieces.segments])
             segments += [
-                PreparedSegment(piece, tuple(ids)) for piece, ids in zip(pieces.segments, piece_ids, strict=True)
+                PreparedSegment(piece, tuple(ids))
+                for piece, ids in zip(pieces.segments, piece_ids, strict=True)
             ]
             gaps += pieces.gaps[1:]
             # The last gap appended so far, inside or before the pieces, also holds what follows them.

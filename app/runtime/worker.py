@@ -11,7 +11,6 @@ from app.errors import DragomanError, ShuttingDown, WorkerFailed
 from app.runtime.entry import Entry
 from app.runtime.lane import Lane
 
-
 _ABORT_S = 5.0
 """Seconds granted to the step in progress once the drain time is over."""
 
@@ -101,12 +100,14 @@ class Worker:
             while self._take_in():
                 if self._aborting:
                     self._answer_all(
-                        ShuttingDown("the service shut down before this segment was done; send it again elsewhere")
+                        ShuttingDown(
+                            "the service shut down before this segment was done; send it again elsewhere"
+                        )
                     )
                 for lane in self._lanes.values():
                     if lane.has_work:
                         lane.tick()
-        except BaseException as error:  # noqa: BLE001 - the border of the thread: answer, report, end
+        except BaseException as error:
             self._die(error)
             raise
 

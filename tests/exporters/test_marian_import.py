@@ -28,6 +28,7 @@ from marian_writer import (
 from app.errors import CheckpointError
 from exporters.checkpoint import Checkpoint, QuantizedWeight
 from exporters.marian import config_from_options, import_marian
+from exporters.marian_shortlist import read_marian_shortlist
 from model.config import TransformerConfig
 from model.transformer import Transformer
 
@@ -164,7 +165,7 @@ def test_the_checkpoint_outlives_its_folder_and_says_where_it_came_from(
     for path in folder.iterdir():
         path.unlink()
     assert checkpoint.tokenizer == tokenizer
-    assert checkpoint.shortlist == SHORTLIST
+    assert checkpoint.shortlist == read_marian_shortlist(SHORTLIST, source="shortlist")
     assert checkpoint.provenance["marian_version"] == "v1.test"
     assert checkpoint.provenance["marian_weights"] == "intgemm8"
     assert checkpoint.provenance["model_file"] == "model.test.bin"

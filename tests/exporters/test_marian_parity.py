@@ -20,7 +20,6 @@ from marian_goldens import DIRECTIONS, Golden, differences, max_steps, read_gold
 from app.decoding.shortlist import Shortlist
 from exporters.checkpoint import Checkpoint, QuantizedWeight
 from exporters.marian import import_marian
-from exporters.marian_shortlist import read_marian_shortlist
 from model.greedy import greedy
 from model.transformer import Transformer
 
@@ -65,7 +64,7 @@ def translate_with_pytorch(checkpoint: Checkpoint, sentences: Sequence[str]) -> 
     model = load(checkpoint)
     tokenizer = sentencepiece.SentencePieceProcessor(model_proto=checkpoint.tokenizer)
     assert checkpoint.shortlist is not None
-    shortlist = read_marian_shortlist(checkpoint.shortlist, source="shortlist")
+    shortlist = checkpoint.shortlist
     sources = [[*tokenizer.encode(sentence), checkpoint.config.eos_id] for sentence in sentences]
     translations = [""] * len(sentences)
     for batch in batches([len(source) for source in sources]):
@@ -129,8 +128,8 @@ def test_the_compact_shortlist_of_a_production_model_is_small_and_the_same(
 ) -> None:
     checkpoint = checkpoint_of(read_golden(source, target))
     assert checkpoint.shortlist is not None
-    original = read_marian_shortlist(checkpoint.shortlist, source="shortlist")
+    original = checkpoint.shortlist
     path = tmp_path / "shortlist.bin"
     original.save(path)
-    assert path.stat().st_size <= 1_900_000 < len(checkpoint.shortlist)
+    assert path.stat().st_size <= 1_900_000
     assert Shortlist.load(path) == original

