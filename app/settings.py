@@ -110,7 +110,7 @@ class Settings(BaseSettings):
         description="Source tokens accepted and not yet finished, all requests; more is answered 429.",
     )
     max_admission_tokens: int = Field(
-        default=2048,
+        default=1024,
         ge=64,
         le=1_000_000,
         description="Padded source tokens encoded between two decoder steps.",

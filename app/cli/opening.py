@@ -36,11 +36,10 @@ def open_engine(
         num_workers=settings.num_workers,
         max_waiting_tokens=max_waiting_tokens,
         max_admission_tokens=settings.max_admission_tokens,
+        max_rows=settings.max_rows,
         use_shortlist=settings.use_shortlist,
     )
-    return Engine.open(
-        bundles, options, variant=settings.variant, max_rows=settings.max_rows, observer=observer
-    )
+    return Engine.open(bundles, options, variant=settings.variant, observer=observer)
 
 
 def choose(directory: Path, *, source: str | None, target: str | None) -> Choice:

@@ -94,7 +94,11 @@ def serve(overrides: Mapping[str, object]) -> None:
         server_header=False,
         timeout_graceful_shutdown=_ANSWER_S,
     )
-    DrainingServer(config, engine, drain_s=settings.drain_s).run()
+    try:
+        DrainingServer(config, engine, drain_s=settings.drain_s).run()
+    except SystemExit as ended:
+        # Uvicorn has logged why it could not start; its own exit codes are not part of our contract.
+        raise SystemExit(1 if ended.code else 0) from None
 
 
 def api_options(settings: Settings) -> ApiOptions:

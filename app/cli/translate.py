@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import ExitStack, aclosing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from app.bundle import MANIFEST_NAME, sha256_of
 from app.cli.file_job import InputFacts, JobIdentity, PartialOutput, inspect_input
 from app.cli.in_order import Window, in_order
 from app.cli.lines import Line, LineDecoder, lines_of_descriptor, lines_of_file
-from app.cli.opening import choose, open_engine
+from app.cli.opening import Choice, choose, open_engine
 from app.cli.progress import LineProgress
 from app.errors import InvalidOption
 from app.runtime.events import SilentObserver
@@ -105,38 +105,46 @@ def translate(
     if file is not None and file.source_file.resolve() == file.output.resolve():
         raise InvalidOption(f"{file.output} is the input too; name another output")
     choice = choose(settings.bundles, source=source, target=target)
-    engine = open_engine(
-        [choice.bundle], settings, max_waiting_tokens=_UNBOUNDED_TOKENS, observer=SilentObserver()
-    )
-    translator = Translator(engine, choice.pair)
-    window = Window(
-        max_items=max(_MIN_LINES_IN_FLIGHT, 8 * settings.max_rows * settings.num_workers),
-        max_size=_MAX_CHARACTERS_IN_FLIGHT,
-    )
+    with ExitStack() as stack:
+        job = None
+        if file is not None:
+            # Everything that may be wrong with the files shows before a model is loaded.
+            facts = inspect_input(file.source_file, decoder)
+            identity = _identity(facts, choice, settings, decoder)
+            output = PartialOutput(file.output, identity, resume=file.resume, force=file.force)
+            job = _FileJob(file.source_file, facts.num_lines, stack.enter_context(output))
+        engine = open_engine(
+            [choice.bundle], settings, max_waiting_tokens=_UNBOUNDED_TOKENS, observer=SilentObserver()
+        )
+        translator = Translator(engine, choice.pair)
+        window = Window(
+            max_items=max(_MIN_LINES_IN_FLIGHT, 8 * settings.max_rows * settings.num_workers),
+            max_size=_MAX_CHARACTERS_IN_FLIGHT,
+        )
 
-    async def run() -> None:
-        engine.start()
-        try:
-            if texts:
-                for number, text in enumerate(texts, 1):
-                    print(await translator.line(text, number), flush=True)
-            elif file is None:
-                await _translate_pipe(translator, decoder, window)
-            else:
-                manifest_sha256 = sha256_of(choice.bundle.path / MANIFEST_NAME)
-                await _translate_file(
-                    translator,
-                    file,
-                    decoder,
-                    window,
-                    lambda facts: _identity(facts, choice.pair, manifest_sha256, settings, decoder),
-                )
-        finally:
-            await engine.stop(drain_s=0)
+        async def run() -> None:
+            engine.start()
+            try:
+                if texts:
+                    for number, text in enumerate(texts, 1):
+                        print(await translator.line(text, number), flush=True)
+                elif job is None:
+                    await _translate_pipe(translator, decoder, window)
+                else:
+                    await _translate_file(translator, job, decoder, window)
+            finally:
+                await engine.stop(drain_s=0)
 
-    asyncio.run(run())
+        asyncio.run(run())
     for remark in translator.remarks():
         print(remark, file=sys.stderr)
+
+
+@dataclass(frozen=True)
+class _FileJob:
+    source_file: Path
+    num_lines: int
+    output: PartialOutput
 
 
 async def _translate_pipe(translator: Translator, decoder: LineDecoder, window: Window) -> None:
@@ -151,25 +159,18 @@ async def _translate_pipe(translator: Translator, decoder: LineDecoder, window: 
 
 
 async def _translate_file(
-    translator: Translator,
-    file: FileOptions,
-    decoder: LineDecoder,
-    window: Window,
-    identity_of: Callable[[InputFacts], JobIdentity],
+    translator: Translator, job: _FileJob, decoder: LineDecoder, window: Window
 ) -> None:
-    facts = inspect_input(file.source_file, decoder)
-
     async def work(line: Line) -> str:
         return await translator.line(decoder.decode(line), line.number)
 
-    with PartialOutput(file.output, identity_of(facts), resume=file.resume, force=file.force) as output:
-        lines = _lines_after(file.source_file, output.num_done)
-        with LineProgress(num_lines=facts.num_lines, num_done=output.num_done) as progress:
-            async with aclosing(in_order(lines, work, size_of=_size, window=window)) as results:
-                async for line, translation in results:
-                    output.write(translation.encode() + line.ending)
-                    progress.advance()
-        output.finish()
+    lines = _lines_after(job.source_file, job.output.num_done)
+    with LineProgress(num_lines=job.num_lines, num_done=job.output.num_done) as progress:
+        async with aclosing(in_order(lines, work, size_of=_size, window=window)) as results:
+            async for line, translation in results:
+                job.output.write(translation.encode() + line.ending)
+                progress.advance()
+    job.output.finish()
 
 
 async def _lines_after(path: Path, num_done: int) -> AsyncIterator[Line]:
@@ -178,17 +179,15 @@ async def _lines_after(path: Path, num_done: int) -> AsyncIterator[Line]:
             yield line
 
 
-def _identity(
-    facts: InputFacts, pair: PairInfo, manifest_sha256: str, settings: Settings, decoder: LineDecoder
-) -> JobIdentity:
+def _identity(facts: InputFacts, choice: Choice, settings: Settings, decoder: LineDecoder) -> JobIdentity:
     return JobIdentity(
         input_sha256=facts.sha256,
         input_bytes=facts.num_bytes,
         encoding=decoder.name,
-        source=pair.source,
-        target=pair.target,
-        model=pair.model,
-        manifest_sha256=manifest_sha256,
+        source=choice.pair.source,
+        target=choice.pair.target,
+        model=choice.pair.model,
+        manifest_sha256=sha256_of(choice.bundle.path / MANIFEST_NAME),
         variant=settings.variant,
         use_shortlist=settings.use_shortlist,
     )

@@ -1,0 +1,203 @@
+import hashlib
+import io
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from line_engine import LineEngine
+
+from app.__main__ import main
+from app.cli.file_job import _complete_lines
+
+
+def run(*arguments: str | Path) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main([str(argument) for argument in arguments])
+    return int(ended.value.code or 0)
+
+
+@pytest.fixture
+def source_file(tmp_path: Path) -> Path:
+    path = tmp_path / "in.txt"
+    path.write_bytes(b"".join(b"line %d\n" % number for number in range(1, 1001)))
+    return path
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> Path:
+    return tmp_path / "out.txt"
+
+
+def test_arguments_are_translated_in_order(engine: LineEngine, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("translate", "-s", "en", "-t", "pt", "good morning", "", "bye") == 0
+    assert capsys.readouterr().out == "GOOD MORNING\n\nBYE\n"
+    assert engine.stopped
+
+
+def test_a_file_keeps_its_lines_its_ends_and_its_order(
+    engine: LineEngine, tmp_path: Path, output: Path
+) -> None:
+    source_file = tmp_path / "in.txt"
+    source_file.write_bytes("\ufeffone\r\n\n  \ntwo\x85\rb\né\x00|x\r\r\nlast".encode())
+    assert run("translate", "-s", "en", "-t", "pt", "--workers", "1", "-i", source_file, "-o", output) == 0
+    assert output.read_bytes() == "\ufeffONE\r\n\n  \nTWO\x85\rB\nÉ\x00 X\r\r\nLAST".encode()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.txt", "out.txt"]
+
+
+def test_a_large_file_streams_with_the_queue_full_and_never_overfull(
+    engine: LineEngine, source_file: Path, output: Path
+) -> None:
+    source_file.write_bytes(b"a\n" * 20_000)
+    engine.hold_until = 256
+    assert run("translate", "--workers", "1", "-i", source_file, "-o", output) == 0
+    assert output.read_bytes() == b"A\n" * 20_000
+    assert engine.most_running == 256
+
+
+def test_lines_that_may_be_incomplete_are_named(
+    engine: LineEngine, source_file: Path, output: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source_file.write_text("short\n" + "long\n" * 7)
+    assert run("translate", "--workers", "1", "-i", source_file, "-o", output) == 0
+    assert "7 of the lines reached the limit" in (errors := capsys.readouterr().err)
+    assert "2, 3, 4, 5, 6 and others" in errors
+
+
+def test_ctrl_c_keeps_what_is_done_and_says_how_to_resume(
+    engine: LineEngine, source_file: Path, output: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine.interrupt_at = 700
+    assert run("translate", "--workers", "1", "-i", source_file, "-o", output) == 130
+    assert "--resume" in capsys.readouterr().err
+    assert not output.exists()
+    partial = output.with_name("out.txt.partial")
+    num_done = len(partial.read_bytes().splitlines())
+    assert 0 < num_done < 700
+    assert engine.stopped
+
+    engine.interrupt_at = None
+    with partial.open("ab") as file:
+        file.write(b"LINE half-writ")
+    assert run("translate", "--workers", "1", "-i", source_file, "-o", output, "--resume") == 0
+    assert output.read_bytes() == source_file.read_bytes().upper()
+    assert engine.num_requests == 1000 - num_done
+    assert not partial.exists()
+
+
+def test_resuming_with_another_input_is_refused(
+    engine: LineEngine, source_file: Path, output: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine.interrupt_at = 700
+    run("translate", "--workers", "1", "-i", source_file, "-o", output)
+    partial = output.with_name("out.txt.partial")
+    before = partial.read_bytes()
+    source_file.write_text("something else\n")
+    engine.interrupt_at = None
+    assert run("translate", "--workers", "1", "-i", source_file, "-o", output, "--resume") == 2
+    assert "another input_sha256 and another input_bytes" in capsys.readouterr().err
+    assert run("translate", "--workers", "1", "-i", source_file, "-o", output) == 2
+    assert "--resume" in capsys.readouterr().err
+    assert partial.read_bytes() == before
+    partial.with_name("out.txt.partial.json").write_text("{}")
+    assert run("translate", "--workers", "1", "-i", source_file, "-o", output, "--resume") == 2
+    assert "missing or damaged" in capsys.readouterr().err
+    assert run("translate", "--workers", "1", "-i", source_file, "-o", output, "--force") == 0
+    assert output.read_text() == "SOMETHING ELSE\n"
+
+
+def test_the_sidecar_states_what_the_partial_output_belongs_to(
+    engine: LineEngine, source_file: Path, output: Path
+) -> None:
+    engine.interrupt_at = 700
+    run("translate", "--workers", "1", "-i", source_file, "-o", output)
+    facts = json.loads(output.with_name("out.txt.partial.json").read_text())
+    assert facts["input_sha256"] == hashlib.sha256(source_file.read_bytes()).hexdigest()
+    assert facts["input_bytes"] == source_file.stat().st_size
+    assert (facts["source"], facts["target"], facts["model"]) == ("en", "pt", "en-pt")
+
+
+def test_resuming_what_was_never_begun_begins_it(engine: LineEngine, source_file: Path, output: Path) -> None:
+    assert run("translate", "--workers", "1", "-i", source_file, "-o", output, "--resume") == 0
+    assert output.read_bytes() == source_file.read_bytes().upper()
+
+
+def test_an_existing_output_is_replaced_only_by_force(
+    engine: LineEngine, source_file: Path, output: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output.write_text("precious")
+    assert run("translate", "--workers", "1", "-i", source_file, "-o", output) == 2
+    assert "--force" in capsys.readouterr().err
+    assert output.read_text() == "precious"
+    assert run("translate", "--workers", "1", "-i", source_file, "-o", output, "--force") == 0
+    assert output.read_bytes() == source_file.read_bytes().upper()
+
+
+def test_the_input_is_never_the_output(engine: LineEngine, source_file: Path) -> None:
+    before = source_file.read_bytes()
+    assert run("translate", "-i", source_file, "-o", source_file, "--force") == 2
+    assert source_file.read_bytes() == before
+
+
+def test_a_broken_line_is_named_before_any_work(
+    engine: LineEngine, source_file: Path, output: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source_file.write_bytes(b"fine\n" * 500 + b"ol\xe1\n")
+    assert run("translate", "--workers", "1", "-i", source_file, "-o", output) == 2
+    assert "line 501 is not valid utf-8" in capsys.readouterr().err
+    assert engine.num_requests == 0
+    assert not output.with_name("out.txt.partial").exists()
+    assert run("translate", "--workers", "1", "-i", source_file, "-o", output, "--encoding", "latin-1") == 0
+    assert output.read_bytes().endswith("OLÁ\n".encode())
+
+
+def test_a_pipe_is_translated_line_by_line(
+    engine: LineEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    source = tmp_path / "stdin"
+    source.write_bytes(b"one\r\n\ntwo\nthree")
+    written = io.BytesIO()
+    with source.open() as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, write_through=True))
+        assert run("translate", "-s", "en", "-t", "pt") == 0
+        assert written.getvalue() == b"ONE\r\n\nTWO\nTHREE"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["-i", "in.txt"],
+        ["-o", "out.txt"],
+        ["--resume", "text"],
+        ["-i", "in.txt", "-o", "out.txt", "text"],
+        ["-i", "absent.txt", "-o", "out.txt"],
+        ["--bundle", "a", "--bundles", "b", "text"],
+        ["--encoding", "utf-16", "text"],
+        ["--workers", "0", "text"],
+        ["--variant", "tpu", "text"],
+    ],
+)
+def test_contradicting_or_wrong_options_are_usage_errors_without_traceback(
+    engine: LineEngine,
+    source_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+) -> None:
+    monkeypatch.chdir(source_file.parent)
+    assert run("translate", *arguments) == 2
+    errors = capsys.readouterr().err
+    assert errors
+    assert "Traceback" not in errors
+    assert engine.num_requests == 0
+
+
+def test_complete_lines_are_counted_across_chunks(tmp_path: Path) -> None:
+    path = tmp_path / "text"
+    path.write_bytes((b"x" * 999 + b"\n") * 3000 + b"half")
+    assert _complete_lines(path) == (3000, 3_000_000)
+    path.write_bytes(b"")
+    assert _complete_lines(path) == (0, 0)
+    assert os.path.getsize(path) == 0

@@ -1,0 +1,63 @@
+"""`dragoman serve` with an engine whose work takes a set time: python fake_service.py SECONDS OPTIONS..."""
+
+import asyncio
+import sys
+from pathlib import Path
+
+from app.__main__ import main
+from app.cli import serve as serve_module
+from app.errors import ShuttingDown
+from app.runtime.request import TranslationRequest, TranslationResult
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "http"))
+
+from fake_engine import FakeEngine
+
+work_s = float(sys.argv[1])
+
+
+class SlowEngine(FakeEngine):
+    """Each request takes `work_s`; stopping works as the real engine's does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tasks: set[asyncio.Future[TranslationResult]] = set()
+
+    async def translate(self, request: TranslationRequest) -> TranslationResult:
+        if self.draining:
+            raise ShuttingDown("the service is stopping; try another instance")
+        work = asyncio.ensure_future(self._slowly(request))
+        self.tasks.add(work)
+        try:
+            await asyncio.wait({work})
+            if work.cancelled():
+                raise ShuttingDown("the service stopped before this was done; try another instance")
+            return work.result()
+        finally:
+            work.cancel()
+            self.tasks.discard(work)
+
+    async def _slowly(self, request: TranslationRequest) -> TranslationResult:
+        self.num_running_requests += 1
+        try:
+            await asyncio.sleep(work_s)
+        finally:
+            self.num_running_requests -= 1
+        was_draining, self.draining = self.draining, False
+        result = await super().translate(request)
+        self.draining = was_draining
+        return result
+
+    async def stop(self, *, drain_s: float) -> bool:
+        self.begin_drain()
+        if not self.tasks:
+            return True
+        _, late = await asyncio.wait(self.tasks, timeout=drain_s)
+        for work in late:
+            work.cancel()
+        return not late
+
+
+serve_module.discover = lambda directory: ()  # type: ignore[assignment]
+serve_module.open_engine = lambda *arguments, **named: SlowEngine()  # type: ignore[assignment]
+main(["serve", *sys.argv[2:]])
