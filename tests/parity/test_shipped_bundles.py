@@ -1,0 +1,89 @@
+"""The shipped bundles through the serving decoder: equal to their origin, and to themselves in any company."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from app.bundle import Bundle, default_directory, discover
+from app.bundle.manifest import Variant
+from app.decoding.shortlist import Shortlist
+from app.runtime.onnx_model import load_model
+from app.text import Tokenizer
+from exporters.verification import serve
+from tests.exporters.marian_goldens import DIRECTIONS, differences, read_golden
+
+MAX_BUNDLE_BYTES = 20_000_000
+
+
+def shipped(source: str, target: str) -> Bundle:
+    [bundle] = [
+        bundle
+        for bundle in discover(default_directory())
+        if any((pair.source, pair.target) == (source, target) for pair in bundle.manifest.pairs)
+    ]
+    return bundle
+
+
+class Decoder:
+    """A shipped bundle's graphs of one variant behind the serving decoder."""
+
+    def __init__(self, bundle: Bundle, variant: Variant) -> None:
+        self._shortlist = Shortlist.load(bundle.file(str(bundle.manifest.shortlist)))
+        self._model = load_model(bundle, variant=variant, use_shortlist=True)
+
+    def __call__(self, sources: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
+        return [hypothesis.token_ids for hypothesis in serve(self._model, sources, shortlist=self._shortlist)]
+
+
+def tokenizer_of(bundle: Bundle) -> Tokenizer:
+    return Tokenizer.open(bundle.file(bundle.manifest.tokenizer), eos_id=bundle.manifest.tokens.eos_id)
+
+
+@pytest.mark.parametrize(("source", "target"), DIRECTIONS)
+def test_the_fp32_graphs_translate_every_golden_sentence_as_the_original_engine_does(
+    source: str, target: str
+) -> None:
+    bundle = shipped(source, target)
+    golden = read_golden(source, target)
+    assert golden.model_sha256 == bundle.manifest.provenance["model_sha256"]
+    assert len(golden.sources) >= 200
+    tokenizer = tokenizer_of(bundle)
+    decode = Decoder(bundle, "cpu-fp32")
+
+    def translate(sentences: Sequence[str]) -> Sequence[str]:
+        return tokenizer.decode_batch(decode(tokenizer.encode_sources(sentences)))
+
+    assert differences(golden, translate) == []
+
+
+@pytest.mark.parametrize("variant", ["cpu-int8", "cpu-fp32"])
+@pytest.mark.parametrize(("source", "target"), DIRECTIONS)
+def test_a_sentence_gets_the_same_tokens_alone_and_among_others_in_any_order(
+    source: str, target: str, variant: Variant
+) -> None:
+    bundle = shipped(source, target)
+    sources = tokenizer_of(bundle).encode_sources(read_golden(source, target).sources)
+    decode = Decoder(bundle, variant)
+    together = decode(sources)
+    order = list(range(len(sources)))
+    random.Random(7).shuffle(order)
+    shuffled = decode([sources[index] for index in order])
+    assert [shuffled[order.index(index)] for index in range(len(sources))] == together
+    for index in order[:60]:
+        assert decode([sources[index]]) == [together[index]]
+
+
+def test_the_bundles_are_small_enough_to_live_in_the_repository_and_say_where_they_come_from() -> None:
+    bundles = discover(default_directory())
+    assert {(pair.source, pair.target) for bundle in bundles for pair in bundle.manifest.pairs} == set(
+        DIRECTIONS
+    )
+    for bundle in bundles:
+        num_bytes = sum(path.stat().st_size for path in bundle.path.iterdir())
+        assert num_bytes <= MAX_BUNDLE_BYTES
+        assert bundle.manifest.licence == "MPL-2.0"
+        assert "Mozilla" in bundle.file("MODEL_CARD.md").read_text(encoding="utf-8")
+        assert {path.name for path in bundle.path.iterdir()} == {*bundle.manifest.files, "manifest.json"}
