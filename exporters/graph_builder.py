@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -99,9 +100,15 @@ class GraphBuilder:
         return outputs
 
     def build(self) -> onnx.ModelProto:
-        """The finished model. External data is written by `WeightStore.write`."""
-        if clash := self._initializers.keys() & {value.name for value in self._inputs}:
-            raise ValueError(f"both an input and a weight are named {', '.join(sorted(clash))}")
+        """The finished model. External data is written by `WeightStore.write`.
+
+        Raises:
+            ValueError: a name stands for two values.
+        """
+        names = Counter([*self._initializers, *(value.name for value in self._inputs)])
+        names.update(name for node in self._nodes for name in node.output)
+        if clash := sorted(name for name, count in names.items() if count > 1):
+            raise ValueError(f"two values of graph {self._name} are named {', '.join(clash)}")
         graph = helper.make_graph(
             self._nodes,
             self._name,

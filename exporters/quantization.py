@@ -6,6 +6,7 @@ import dataclasses
 
 import numpy as np
 
+from app.errors import CheckpointError
 from exporters.checkpoint import Checkpoint, Float32Array, QuantizedWeight
 
 _INT8_MAX = 127
@@ -15,7 +16,15 @@ def quantize(weight: Float32Array) -> QuantizedWeight:
     """Round a matrix [out, in] to ``scale[out] * int8``, with ``scale = max|row| / 127``.
 
     A row of zeros gets scale 1, so that nothing is divided by zero.
+
+    Raises:
+        CheckpointError: a weight is not a finite number.
     """
+    if not np.isfinite(weight).all():
+        raise CheckpointError(
+            f"a matrix {list(weight.shape)} holds {np.count_nonzero(~np.isfinite(weight))} weights that are "
+            "not finite numbers: training diverged or the file is damaged; export an earlier checkpoint"
+        )
     scale = np.abs(weight).max(axis=1) / _INT8_MAX
     scale[scale == 0] = 1.0
     values = np.clip(np.rint(weight / scale[:, None]), -_INT8_MAX, _INT8_MAX).astype(np.int8)

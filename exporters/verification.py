@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from app.bundle import Bundle, Variant
+from app.bundle import Bundle, Manifest, Variant
 from app.bundle.manifest import Verification
 from app.decoding.greedy import GreedySearch
 from app.decoding.hypothesis import Hypothesis
@@ -16,7 +16,7 @@ from app.errors import VerificationFailed
 from app.runtime.entry import Entry, Outcome
 from app.runtime.events import SilentObserver
 from app.runtime.lane import Lane
-from app.runtime.onnx_model import load_model
+from app.runtime.onnx_model import OnnxModel, load_model
 from app.runtime.onnx_runner import OnnxRunner
 from app.text import Tokenizer
 from exporters.checkpoint import Checkpoint
@@ -31,6 +31,9 @@ _TORCH_BATCH = 16
 def verify(bundle: Bundle, checkpoint: Checkpoint, texts: Sequence[str], *, variant: Variant) -> Verification:
     """Translate texts with both sides and compare token by token.
 
+    With a shortlist, both step graphs are compared: a segment counts as identical when the one over
+    the shortlist and the one over the whole vocabulary choose their reference's tokens.
+
     Args:
         bundle: the exported graphs; its manifest need not be on disk yet.
         checkpoint: the quantised checkpoint they were built from.
@@ -44,22 +47,24 @@ def verify(bundle: Bundle, checkpoint: Checkpoint, texts: Sequence[str], *, vari
     sources = [ids for ids in sources if len(ids) <= manifest.limits.max_source_tokens]
     if not sources:
         raise VerificationFailed("no verification text fits the model's source limit; give some shorter ones")
-    ours = serve(bundle, sources, variant=variant, shortlist=shortlist)
-    reference = reference_translations(
-        checkpoint, sources, limits=[_limit(bundle, ids) for ids in sources], shortlist=shortlist
-    )
-    num_identical = 0
+    limits = [_limit(manifest, ids) for ids in sources]
+    num_identical = [0] * len(sources)
     max_difference = 0.0
-    for hypothesis, expected in zip(ours, reference, strict=True):
-        if hypothesis.token_ids != expected.token_ids:
-            continue
-        num_identical += 1
-        score = expected.log_prob / max(1, len(expected.token_ids) + expected.ended)
-        max_difference = max(max_difference, abs(hypothesis.score - score))
+    vocabularies = [None] if shortlist is None else [shortlist, None]
+    for allowed in vocabularies:
+        model = load_model(bundle, variant=variant, use_shortlist=allowed is not None)
+        ours = serve(model, sources, shortlist=allowed)
+        reference = reference_translations(checkpoint, sources, limits=limits, shortlist=allowed)
+        for index, (hypothesis, expected) in enumerate(zip(ours, reference, strict=True)):
+            if hypothesis.token_ids != expected.token_ids:
+                continue
+            num_identical[index] += 1
+            score = expected.log_prob / max(1, len(expected.token_ids) + expected.ended)
+            max_difference = max(max_difference, abs(hypothesis.score - score))
     return Verification(
         variant=variant,
         num_segments=len(sources),
-        num_identical=num_identical,
+        num_identical=num_identical.count(len(vocabularies)),
         max_score_difference=max_difference,
     )
 
@@ -73,21 +78,28 @@ def require_equal(report: Verification) -> None:
     if report.num_identical != report.num_segments or not report.max_score_difference <= MAX_SCORE_DIFFERENCE:
         raise VerificationFailed(
             f"{report.variant}: {report.num_identical} of {report.num_segments} segments have PyTorch's "
-            f"tokens and scores differ by up to {report.max_score_difference:.2e} (limit {MAX_SCORE_DIFFERENCE:.0e}); "
-            "no bundle was written. The graph builder and model/transformer.py disagree"
+            f"tokens and scores differ by up to {report.max_score_difference:.2e} "
+            f"(limit {MAX_SCORE_DIFFERENCE:.0e}); no bundle was written. The graph builder and "
+            "model/transformer.py disagree"
         )
 
 
 def serve(
-    bundle: Bundle, sources: Sequence[Sequence[int]], *, variant: Variant, shortlist: Shortlist | None
+    model: OnnxModel, sources: Sequence[Sequence[int]], *, shortlist: Shortlist | None
 ) -> list[Hypothesis]:
-    """Decode all sources together with the serving decoder, in this thread."""
-    manifest = bundle.manifest
-    runner = OnnxRunner(load_model(bundle, variant=variant, use_shortlist=shortlist is not None), max_rows=16)
+    """Decode all sources together with the serving decoder, in this thread.
+
+    Args:
+        model: loaded graphs, with `use_shortlist` exactly when a shortlist is given.
+        sources: token ids with the final end-of-sentence.
+        shortlist: limits each source's output.
+    """
+    manifest = model.manifest
+    runner = OnnxRunner(model, max_rows=16)
     lane = Lane(manifest.id, runner, max_admission_tokens=1024, observer=SilentObserver())
     outcomes: dict[int, Outcome] = {}
     for index, ids in enumerate(sources):
-        limit = _limit(bundle, ids)
+        limit = _limit(manifest, ids)
 
         def deliver(outcome: Outcome, index: int = index) -> None:
             outcomes[index] = outcome
@@ -148,8 +160,8 @@ def reference_translations(
     return [results[index] for index in range(len(sources))]
 
 
-def _limit(bundle: Bundle, ids: Sequence[int]) -> int:
-    limits = bundle.manifest.limits
+def _limit(manifest: Manifest, ids: Sequence[int]) -> int:
+    limits = manifest.limits
     return DecodingOptions().target_limit(
         len(ids), default_ratio=limits.max_target_ratio, model_limit=limits.max_target_tokens
     )

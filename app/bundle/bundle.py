@@ -125,11 +125,13 @@ def _check_file(folder: Path, name: str, record: FileRecord, *, verify: bool) ->
         raise BundleCorrupt(f"{path} is a link out of its bundle; replace it by the file itself")
     if (size := path.stat().st_size) != record.size_bytes:
         raise BundleCorrupt(
-            f"{path} has {size} bytes, the manifest says {record.size_bytes}; restore it or export the bundle again"
+            f"{path} has {size} bytes, the manifest says {record.size_bytes}; restore it or export the "
+            "bundle again"
         )
     if verify and (found := sha256_of(path)) != record.sha256:
         raise BundleCorrupt(
-            f"{path} has sha256 {found}, the manifest says {record.sha256}; restore it or export the bundle again"
+            f"{path} has sha256 {found}, the manifest says {record.sha256}; restore it or export the "
+            "bundle again"
         )
 
 

@@ -89,6 +89,12 @@ class StateTensor(_Model):
     shape: tuple[PositiveInt, ...]
     dtype: Literal["float32"] = "float32"
 
+    @model_validator(mode="after")
+    def _keys_and_values_have_heads(self) -> StateTensor:
+        if len(self.shape) != (2 if self.kind == "kv" else 1):
+            raise ValueError("a kv tensor's shape is [H, D], a cell's is [d]")
+        return self
+
 
 class VariantGraphs(_Model):
     """The graphs of one variant, as file names.
@@ -204,6 +210,14 @@ class Manifest(_Model):
     licence: str
     provenance: dict[str, str]
     files: dict[FileName, FileRecord]
+
+    @model_validator(mode="after")
+    def _special_tokens_are_in_the_vocabulary(self) -> Manifest:
+        ids = (self.tokens.eos_id, self.tokens.unknown_id, self.tokens.start_id)
+        size = self.sizes.vocabulary_size
+        if any(token_id is not None and not 0 <= token_id < size for token_id in ids):
+            raise ValueError(f"a special token is outside the vocabulary of {size} tokens")
+        return self
 
     @model_validator(mode="after")
     def _every_named_file_is_recorded(self) -> Manifest:

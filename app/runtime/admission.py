@@ -10,6 +10,8 @@ from app.errors import QueueFull, RequestTooLarge
 _HALF_LIFE_S = 10.0
 _FIRST_GUESS_TOKENS_PER_S = 1000.0
 _MIN_RETRY_AFTER_S = 1.0
+_MAX_RETRY_AFTER_S = 60.0
+"""The rate of a queue that hardly moves says little about the next minute."""
 
 
 class Admission:
@@ -51,7 +53,7 @@ class Admission:
             raise QueueFull(
                 f"{self._num_waiting_tokens} tokens are waiting and the limit is {self._max_waiting_tokens}; "
                 f"this request needs about {num_tokens} more. Try again after the time in Retry-After",
-                retry_after_s=max(_MIN_RETRY_AFTER_S, excess / self.tokens_per_s),
+                retry_after_s=min(max(_MIN_RETRY_AFTER_S, excess / self.tokens_per_s), _MAX_RETRY_AFTER_S),
             )
         self._count(num_tokens)
 
@@ -96,3 +98,34 @@ class Admission:
             self._busy_s = self._busy_s * decay + elapsed_s
         self._measured_at_s = now_s
         self._num_waiting_tokens += num_tokens
+
+
+class Ticket:
+    """What one request holds of the budget, given back segment by segment."""
+
+    def __init__(self, admission: Admission, num_tokens: int) -> None:
+        """Take the estimate; raises as `Admission.take` does."""
+        admission.take(num_tokens)
+        self._admission = admission
+        self._num_tokens = num_tokens
+
+    def correct(self, num_tokens: int) -> None:
+        """Replace the estimate by the exact count.
+
+        Raises:
+            RequestTooLarge: the exact count exceeds the whole budget.
+        """
+        self._admission.check_size(num_tokens)
+        self._admission.correct(num_tokens - self._num_tokens)
+        self._num_tokens = num_tokens
+
+    def finish(self, num_tokens: int) -> None:
+        """A segment was translated; later than `close` it counts no more."""
+        num_tokens = min(num_tokens, self._num_tokens)
+        self._num_tokens -= num_tokens
+        self._admission.finish(num_tokens)
+
+    def close(self) -> None:
+        """Give back what is left; idempotent."""
+        self._admission.drop(self._num_tokens)
+        self._num_tokens = 0

@@ -13,17 +13,14 @@ from app.bundle import Bundle, Variant
 from app.decoding.greedy import GreedySearch
 from app.decoding.hypothesis import Hypothesis
 from app.decoding.options import DecodingOptions
-from app.decoding.shortlist import Shortlist
-from app.errors import BundleCorrupt, DragomanError, ShuttingDown, UnsupportedPair
-from app.runtime.admission import Admission
+from app.errors import DragomanError, ShuttingDown, UnsupportedPair
+from app.runtime.admission import Admission, Ticket
 from app.runtime.entry import Entry, Outcome
 from app.runtime.events import RuntimeObserver, SilentObserver
 from app.runtime.lane import Lane
-from app.runtime.onnx_model import OnnxModel, load_model
-from app.runtime.onnx_runner import OnnxRunner
 from app.runtime.preparation import PreparedSegment, PreparedText, assemble, prepare
 from app.runtime.request import PairInfo, TextResult, Timings, TranslationRequest, TranslationResult
-from app.runtime.runner import ModelRunner
+from app.runtime.served_model import ServedModel, load_served_model
 from app.runtime.worker import Worker
 from app.text import Tokenizer, check_text
 
@@ -52,63 +49,6 @@ class EngineOptions:
     max_admission_tokens: int = 1024
     max_rows: int = 32
     use_shortlist: bool = True
-
-
-@dataclass(frozen=True)
-class ServedModel:
-    """What the engine needs of one bundle besides its sessions.
-
-    Attributes:
-        id: bundle id.
-        pairs: directions it translates.
-        tokenizer: shared by all threads.
-        shortlist: shared by all threads, or None.
-        eos_id: ends source and target.
-        max_source_tokens: longer segments are wrapped.
-        max_target_tokens: positions of the decoder.
-        max_target_ratio: default limit of target tokens per source token.
-        make_runner: a fresh runner for one worker.
-    """
-
-    id: str
-    pairs: tuple[PairInfo, ...]
-    tokenizer: Tokenizer
-    shortlist: Shortlist | None
-    eos_id: int
-    max_source_tokens: int
-    max_target_tokens: int
-    max_target_ratio: float
-    make_runner: Callable[[], ModelRunner]
-
-
-def load_served_model(bundle: Bundle, options: EngineOptions, *, variant: Variant) -> ServedModel:
-    """Open a bundle's sessions, tokenizer and shortlist; blocking.
-
-    Raises:
-        BundleError: something in the bundle cannot be used.
-    """
-    manifest = bundle.manifest
-    model: OnnxModel = load_model(bundle, variant=variant, use_shortlist=options.use_shortlist)
-    tokenizer = Tokenizer.open(bundle.file(manifest.tokenizer), eos_id=manifest.tokens.eos_id)
-    if tokenizer.vocabulary_size != manifest.sizes.vocabulary_size:
-        raise BundleCorrupt(
-            f"bundle {manifest.id}: the tokenizer has {tokenizer.vocabulary_size} pieces and the model "
-            f"{manifest.sizes.vocabulary_size}; they do not belong together, export the bundle again"
-        )
-    shortlist = None
-    if model.candidates is not None and manifest.shortlist is not None:
-        shortlist = Shortlist.load(bundle.file(manifest.shortlist))
-    return ServedModel(
-        id=manifest.id,
-        pairs=tuple(PairInfo(pair.source, pair.target, manifest.id) for pair in manifest.pairs),
-        tokenizer=tokenizer,
-        shortlist=shortlist,
-        eos_id=manifest.tokens.eos_id,
-        max_source_tokens=manifest.limits.max_source_tokens,
-        max_target_tokens=manifest.limits.max_target_tokens,
-        max_target_ratio=manifest.limits.max_target_ratio,
-        make_runner=functools.partial(OnnxRunner, model, max_rows=options.max_rows),
-    )
 
 
 class Engine:
@@ -161,6 +101,7 @@ class Engine:
         self._tokens_of_worker = [0] * options.num_workers
         self._num_requests = 0
         self._draining = False
+        self._unanswered: set[asyncio.Future[None]] = set()
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -179,7 +120,12 @@ class Engine:
             BundleError: a bundle cannot be used.
         """
         return cls(
-            [load_served_model(bundle, options, variant=variant) for bundle in bundles],
+            [
+                load_served_model(
+                    bundle, variant=variant, max_rows=options.max_rows, use_shortlist=options.use_shortlist
+                )
+                for bundle in bundles
+            ],
             options,
             observer=observer,
         )
@@ -204,15 +150,24 @@ class Engine:
         """
         self.begin_drain()
         deadline_s = self._clock() + drain_s
+        drained = True
         try:
             await asyncio.wait_for(self._idle.wait(), timeout=drain_s)
         except TimeoutError:
-            pass  # whoever is left is answered below
+            drained = False  # whoever is left is answered below
         left_s = max(0.0, deadline_s - self._clock())
         finished = await asyncio.gather(
             *(asyncio.to_thread(worker.stop, timeout_s=left_s) for worker in self._workers)
         )
-        return all(finished)
+        # A worker that hangs in a graph call answers nobody: its requests are answered here.
+        for done in self._unanswered:
+            if not done.done():
+                done.set_exception(
+                    ShuttingDown(
+                        "the service shut down before this request was done; send it again elsewhere"
+                    )
+                )
+        return drained and all(finished)
 
     @property
     def pairs(self) -> tuple[PairInfo, ...]:
@@ -259,7 +214,8 @@ class Engine:
                 return self._pairs[wanted]
         served = ", ".join(f"{pair.source}-{pair.target}" for pair in self.pairs)
         raise UnsupportedPair(
-            f"no loaded model translates {_shown(source)}-{_shown(target)}; this service has {served or 'none'}"
+            f"no loaded model translates {_shown(source)}-{_shown(target)}; "
+            f"this service has {served or 'none'}"
         )
 
     async def translate(self, request: TranslationRequest) -> TranslationResult:
@@ -282,7 +238,7 @@ class Engine:
         for index, text in enumerate(request.texts):
             check_text(text, name=f"text {index}")
         num_characters = sum(map(len, request.texts))
-        ticket = _Ticket(self._admission, num_characters // _CHARACTERS_PER_TOKEN + len(request.texts))
+        ticket = Ticket(self._admission, num_characters // _CHARACTERS_PER_TOKEN + len(request.texts))
         self._enter()
         try:
             prepared = await _off_loop(
@@ -327,13 +283,14 @@ class Engine:
         model: ServedModel,
         segments: Sequence[PreparedSegment],
         options: DecodingOptions,
-        ticket: _Ticket,
+        ticket: Ticket,
     ) -> list[Outcome]:
         """Queue every segment and wait for all; the first error cancels the rest and is raised."""
         if not segments:
             return []
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
+        self._unanswered.add(done)
         outcomes: list[Outcome | None] = [None] * len(segments)
         num_left = len(segments)
 
@@ -354,7 +311,7 @@ class Engine:
         entries: list[Entry] = []
         try:
             for index, segment in enumerate(segments):
-                worker_index = min(range(len(self._workers)), key=self._tokens_of_worker.__getitem__)
+                worker_index = self._least_busy_worker()
                 entry = self._entry(
                     model, segment, options, functools.partial(_post, loop, receive, index, worker_index)
                 )
@@ -367,7 +324,14 @@ class Engine:
             for entry in entries:
                 entry.cancel()
             raise
+        finally:
+            self._unanswered.discard(done)
         return [outcome for outcome in outcomes if outcome is not None]
+
+    def _least_busy_worker(self) -> int:
+        """The living worker with the fewest tokens; a dead one holds none and would attract everything."""
+        living = [index for index, worker in enumerate(self._workers) if worker.alive]
+        return min(living or range(len(self._workers)), key=self._tokens_of_worker.__getitem__)
 
     def _entry(
         self,
@@ -387,32 +351,6 @@ class Engine:
             deliver=deliver,
             candidates=None if model.shortlist is None else model.shortlist.candidates(segment.source_ids),
         )
-
-
-class _Ticket:
-    """What one request holds of the admission budget, given back segment by segment."""
-
-    def __init__(self, admission: Admission, num_tokens: int) -> None:
-        admission.take(num_tokens)
-        self._admission = admission
-        self._num_tokens = num_tokens
-
-    def correct(self, num_tokens: int) -> None:
-        """Replace the estimate by the exact count."""
-        self._admission.check_size(num_tokens)
-        self._admission.correct(num_tokens - self._num_tokens)
-        self._num_tokens = num_tokens
-
-    def finish(self, num_tokens: int) -> None:
-        """A segment was translated; later than `close` it counts no more."""
-        num_tokens = min(num_tokens, self._num_tokens)
-        self._num_tokens -= num_tokens
-        self._admission.finish(num_tokens)
-
-    def close(self) -> None:
-        """Give back what is left."""
-        self._admission.drop(self._num_tokens)
-        self._num_tokens = 0
 
 
 def _post(

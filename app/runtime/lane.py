@@ -14,7 +14,7 @@ import numpy as np
 from app.errors import DragomanError, RequestCancelled, WorkerFailed
 from app.runtime.entry import Entry
 from app.runtime.events import AdmissionEvent, RuntimeObserver, StepEvent
-from app.runtime.runner import ModelRunner, SourceRow
+from app.runtime.runner import ModelRunner, SourceRow, StepOutput
 from app.runtime.scheduler import Admission, Departure, Scheduler
 
 
@@ -79,11 +79,15 @@ class Lane:
         never_ran, departures = self._scheduler.remove_cancelled()
         if not never_ran and not departures:
             return
-        for departure in departures:
-            self._close_gap(departure)
         now_s = self._clock()
         for entry in itertools.chain(never_ran, (departure.entry for departure in departures)):
             entry.resolve(RequestCancelled("the request was cancelled before it was translated"), now_s=now_s)
+        for group, left in itertools.groupby(departures, key=lambda departure: departure.group):
+            try:
+                for departure in left:
+                    self._close_gap(departure)
+            except Exception as error:  # noqa: BLE001 - the border: whatever a runner raises becomes an answer
+                self._fail(self._scheduler.clear_group(group), error)
         self._observer.on_cancelled(self.model, num_segments=len(never_ran) + len(departures))
 
     def _admit(self, group: int, admissions: Sequence[Admission]) -> None:
@@ -128,6 +132,7 @@ class Lane:
                 np.array([entry.search.last_id for entry in entries], dtype=np.int64),
                 np.array([entry.search.num_decoded for entry in entries], dtype=np.int64),
             )
+            self._check(output, len(entries))
             finished = [
                 entry
                 for entry, token_id, log_prob in zip(
@@ -141,6 +146,10 @@ class Lane:
             self._fail([*self._scheduler.clear_group(group), *entries], error)
             return
         now_s = self._clock()
+        hypotheses = [entry.search.hypothesis() for entry in finished]
+        # Answered first: what they left can no longer be answered by `fail_all`.
+        for entry, hypothesis in zip(finished, hypotheses, strict=True):
+            entry.resolve(hypothesis, now_s=now_s)
         self._observer.on_step(
             StepEvent(
                 model=self.model,
@@ -150,13 +159,27 @@ class Lane:
                 duration_s=now_s - started_at_s,
             )
         )
-        for entry in finished:
-            hypothesis = entry.search.hypothesis()
-            entry.resolve(hypothesis, now_s=now_s)
+        for hypothesis in hypotheses:
             self._observer.on_finished(
                 self.model,
                 num_target_tokens=hypothesis.num_decoded,
                 finish_reason=hypothesis.finish_reason.value,
+            )
+
+    def _check(self, output: StepOutput, num_rows: int) -> None:
+        """Refuse what no graph of a sound model returns; it would surface as a wrong translation."""
+        token_ids, log_probs = output.token_ids, output.log_probs
+        if token_ids.shape != (num_rows,) or log_probs.shape != (num_rows,):
+            raise ValueError(
+                f"the step returned token ids {token_ids.shape} and log-probabilities {log_probs.shape} "
+                f"for {num_rows} rows"
+            )
+        if not np.isfinite(log_probs).all():
+            raise ValueError("the step returned a log-probability that is not a finite number")
+        if token_ids.min() < 0 or token_ids.max() >= self._runner.vocabulary_size:
+            raise ValueError(
+                f"the step chose token {token_ids.min()} or {token_ids.max()}; "
+                f"the vocabulary has {self._runner.vocabulary_size}"
             )
 
     def _close_gap(self, departure: Departure) -> None:

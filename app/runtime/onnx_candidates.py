@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import onnxruntime
 
-from app.runtime.runner import Int32Array
+from app.runtime.runner import Float32Array, Int32Array
 
 _BLOCK = 64
 """The step graph's two-stage argmax takes a multiple of this many candidates."""
@@ -46,12 +46,13 @@ class CandidateSet:
         Slots at or behind the lowest newcomer's are free or newcomers themselves.
         """
         first_new = min(newcomers)
-        self._rows = {slot: ids for slot, ids in self._rows.items() if slot < first_new} | dict(newcomers)
+        rows = {slot: ids for slot, ids in self._rows.items() if slot < first_new} | dict(newcomers)
         if all((self._column_of[ids] >= 0).all() for ids in newcomers.values()):
             for slot, ids in newcomers.items():
-                self._fill(slot, ids)
+                _allow(self._mask[slot], self._column_of[ids])
+            self._rows = rows
         else:
-            self._rebuild()
+            self._rebuild(rows)
 
     def move(self, from_slot: int, to_slot: int) -> None:
         """The row in `from_slot` now sits in `to_slot`."""
@@ -67,26 +68,30 @@ class CandidateSet:
         for name, value in zip(self._output_names, self._projection, strict=True):
             binding.bind_ortvalue_input(name, value)
 
-    def _rebuild(self) -> None:
+    def _rebuild(self, rows: Mapping[int, Int32Array]) -> None:
+        """Make the union of the rows' candidates; nothing changes when the graph call fails."""
         wanted = np.zeros(len(self._column_of), dtype=bool)
-        for ids in self._rows.values():
+        for ids in rows.values():
             wanted[ids] = True
         union = np.flatnonzero(wanted)
-        self._column_of.fill(-1)
-        self._column_of[union] = np.arange(len(union), dtype=np.int32)
+        column_of = np.full(len(self._column_of), -1, dtype=np.int32)
+        column_of[union] = np.arange(len(union), dtype=np.int32)
         padding = -len(union) % _BLOCK
-        self._ids = np.concatenate([union, np.full(padding, union[0])])
-        self._mask = np.empty((self._max_rows, len(self._ids)), dtype=np.float32)
-        for slot, ids in self._rows.items():
-            self._fill(slot, ids)
+        union_ids = np.concatenate([union, np.full(padding, union[0])])
+        mask = np.empty((self._max_rows, len(union_ids)), dtype=np.float32)
+        for slot, ids in rows.items():
+            _allow(mask[slot], column_of[ids])
         binding = self._session.io_binding()
-        binding.bind_ortvalue_input("candidate_ids", onnxruntime.OrtValue.ortvalue_from_numpy(self._ids))
+        binding.bind_ortvalue_input("candidate_ids", onnxruntime.OrtValue.ortvalue_from_numpy(union_ids))
         for name in self._output_names:
             binding.bind_output(name, "cpu")
         self._session.run_with_iobinding(binding)
         self._projection = binding.get_outputs()
+        self._rows, self._column_of, self._ids, self._mask = dict(rows), column_of, union_ids, mask
         self.version += 1
 
-    def _fill(self, slot: int, ids: Int32Array) -> None:
-        self._mask[slot] = _DISALLOWED
-        self._mask[slot, self._column_of[ids]] = 0.0
+
+def _allow(mask: Float32Array, columns: Int32Array) -> None:
+    """Make one row's mask [N] allow these columns and no others."""
+    mask[:] = _DISALLOWED
+    mask[columns] = 0.0

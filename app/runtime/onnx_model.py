@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import onnxruntime
 
 from app.bundle import Bundle, Manifest, Variant
+from app.bundle.onnx_paths import external_files
 from app.errors import BundleCorrupt, BundleUnsupported
 
 _PROVIDERS = ["CPUExecutionProvider"]
+
+_Dims = tuple[int | None, ...]
 
 
 @dataclass(frozen=True)
@@ -39,7 +44,8 @@ def load_model(bundle: Bundle, *, variant: Variant, use_shortlist: bool) -> Onnx
 
     Raises:
         BundleUnsupported: the bundle has no such variant.
-        BundleCorrupt: onnxruntime refuses a graph.
+        BundleCorrupt: onnxruntime refuses a graph, or a graph contradicts the manifest or reads a file
+            that the manifest does not record.
     """
     manifest = bundle.manifest
     graphs = manifest.variants.get(variant)
@@ -51,12 +57,70 @@ def load_model(bundle: Bundle, *, variant: Variant, use_shortlist: bool) -> Onnx
         step, candidates = graphs.shortlist_step, _session(bundle, graphs.candidates)
     else:
         step, candidates = graphs.step, None
-    return OnnxModel(
+    model = OnnxModel(
         manifest=manifest,
         encoder=_session(bundle, graphs.encoder),
         step=_session(bundle, step),
         candidates=candidates,
     )
+    _check_encoder(bundle, graphs.encoder, model.encoder)
+    _check_step(bundle, step, model)
+    return model
+
+
+def _check_encoder(bundle: Bundle, name: str, session: onnxruntime.InferenceSession) -> None:
+    _require(bundle, name, session.get_inputs(), {"source_ids": (), "source_mask": ()})
+    _require(bundle, name, session.get_outputs(), _cross_dims(bundle.manifest))
+
+
+def _check_step(bundle: Bundle, name: str, model: OnnxModel) -> None:
+    state: dict[str, _Dims] = {
+        state.name: (None, state.shape[0], None, state.shape[1])
+        if state.kind == "kv"
+        else (None, *state.shape)
+        for state in bundle.manifest.state
+    }
+    inputs = {"last_ids": (), "positions": (), "source_mask": (), **_cross_dims(bundle.manifest), **state}
+    if model.candidates is not None:
+        inputs |= {"candidate_ids": (), "candidate_mask": ()}
+        inputs |= {output.name: () for output in model.candidates.get_outputs()}
+    _require(bundle, name, model.step.get_inputs(), inputs)
+    outputs = {"token_ids": (), "log_probs": (), **{f"next_{key}": dims for key, dims in state.items()}}
+    _require(bundle, name, model.step.get_outputs(), outputs)
+
+
+def _cross_dims(manifest: Manifest) -> dict[str, _Dims]:
+    return {
+        f"cross_{kind}_{layer}": (None, manifest.sizes.num_heads, None, manifest.sizes.head_size)
+        for layer in range(manifest.sizes.decoder_layers)
+        for kind in ("key", "value")
+    }
+
+
+def _require(
+    bundle: Bundle, name: str, found: Sequence[onnxruntime.NodeArg], expected: Mapping[str, _Dims]
+) -> None:
+    """Compare a graph's inputs or outputs with the manifest; None and () leave sizes free.
+
+    Raises:
+        BundleCorrupt: naming the first tensor that is missing, unknown or of another shape.
+    """
+    dims_of = {tensor.name: tensor.shape for tensor in found}
+    for tensor in sorted(dims_of.keys() ^ expected.keys()):
+        what = "lacks" if tensor in expected else "has an unexpected"
+        raise BundleCorrupt(
+            f"{bundle.path / name} {what} tensor {tensor}, so it does not fit the manifest; export the "
+            "bundle again"
+        )
+    for tensor, dims in expected.items():
+        if dims and (
+            len(dims_of[tensor]) != len(dims)
+            or any(dim not in (None, size) for dim, size in zip(dims, dims_of[tensor], strict=True))
+        ):
+            raise BundleCorrupt(
+                f"{bundle.path / name}: tensor {tensor} has shape {dims_of[tensor]}, the manifest says "
+                f"{list(dims)} (None: any size); export the bundle again"
+            )
 
 
 def _session(bundle: Bundle, name: str) -> onnxruntime.InferenceSession:
@@ -73,6 +137,7 @@ def _session(bundle: Bundle, name: str) -> onnxruntime.InferenceSession:
     options.add_session_config_entry("session.disable_quant_qdq", "1")
     options.log_severity_level = 3
     path = bundle.file(name)
+    _check_external_files(bundle, path)
     try:
         return onnxruntime.InferenceSession(str(path), options, providers=_PROVIDERS)
     except Exception as error:
@@ -80,3 +145,16 @@ def _session(bundle: Bundle, name: str) -> onnxruntime.InferenceSession:
             f"onnxruntime {onnxruntime.__version__} cannot load {path} ({type(error).__name__}); "
             "export the bundle again with this version"
         ) from error
+
+
+def _check_external_files(bundle: Bundle, graph: Path) -> None:
+    """Let a graph read nothing but files that the manifest records, which have plain, checked names."""
+    try:
+        locations = external_files(graph.read_bytes())
+    except ValueError as error:
+        raise BundleCorrupt(f"{graph} is not an ONNX graph ({error}); export the bundle again") from error
+    if foreign := sorted(locations - bundle.manifest.files.keys()):
+        raise BundleCorrupt(
+            f"{graph} reads its weights from {foreign[0]!r}, which the manifest does not record; do not use "
+            "this bundle unless you trust its maker, and export it again"
+        )

@@ -49,6 +49,11 @@ class OnnxRunner:
         """The row groups, shortest source length first."""
         return self._groups
 
+    @property
+    def vocabulary_size(self) -> int:
+        """V, from the manifest."""
+        return self._model.manifest.sizes.vocabulary_size
+
     def admit(self, group: int, newcomers: Sequence[SourceRow]) -> None:
         """Encode the newcomers and seat them; see `ModelRunner.admit`."""
         buffers = self._buffers[group]
@@ -77,6 +82,8 @@ class OnnxRunner:
         slots = [row.slot for row in rows]
         for name, values in zip(buffers.cross_names, encoded, strict=True):
             buffers.arrays[name][slots, :, :padded_length] = values
+            # A former row's infinities or NaNs would pass the mask: 0 * NaN is NaN.
+            buffers.arrays[name][slots, :, padded_length:] = 0.0
         buffers.source_mask[slots] = 0
         buffers.source_mask[slots, :padded_length] = source_mask
         for name in buffers.cell_names:
@@ -172,6 +179,7 @@ class _GroupBuffers:
                 name: onnxruntime.OrtValue.ortvalue_from_numpy(array[:num_rows])
                 for name, array in (self._inputs | self._outputs).items()
             }
+        self._bound = None  # until all are bound
         for name in self._inputs:
             self._binding.bind_ortvalue_input(name, values[name])
         for name in self._outputs:

@@ -70,8 +70,8 @@ def prepare(text: str, *, language: str, tokenizer: Tokenizer, max_source_tokens
                 TranslationWarning(
                     WarningCode.SEGMENT_WRAPPED,
                     len(segments),
-                    f"a segment of {len(ids)} tokens exceeds the model's {max_source_tokens} and was translated "
-                    f"in {len(pieces.segments)} pieces",
+                    f"a segment of {len(ids)} tokens exceeds the model's {max_source_tokens} and was "
+                    f"translated in {len(pieces.segments)} pieces",
                 )
             )
             gaps[-1] += pieces.gaps[0]
@@ -102,7 +102,8 @@ def _unknown_character_warnings(
             TranslationWarning(
                 WarningCode.UNKNOWN_CHARACTERS,
                 index,
-                f"the model does not know {count} of the segment's characters; they may be missing in the translation",
+                f"the model does not know {count} of the segment's characters; they may be missing in the "
+                "translation",
             )
         )
     return warnings
@@ -135,8 +136,8 @@ def assemble(prepared: PreparedText, hypotheses: Sequence[Hypothesis], tokenizer
                 TranslationWarning(
                     WarningCode.TARGET_TRUNCATED,
                     index,
-                    f"decoding stopped at its limit of {hypothesis.num_decoded} tokens before the sentence ended; "
-                    "raise max_target_tokens or max_target_ratio if the translation is incomplete",
+                    f"decoding stopped at its limit of {hypothesis.num_decoded} tokens before the sentence "
+                    "ended; raise max_target_tokens or max_target_ratio if the translation is incomplete",
                 )
             )
     return TextResult(

@@ -72,6 +72,11 @@ class ModelRunner(Protocol):
         """The row groups, shortest source length first."""
         ...
 
+    @property
+    def vocabulary_size(self) -> int:
+        """V; every token id a step returns is below it."""
+        ...
+
     def admit(self, group: int, newcomers: Sequence[SourceRow]) -> None:
         """Encode the newcomers and write their cross cache, mask and empty state into their slots."""
         ...

@@ -48,6 +48,8 @@ class RowSlots(Generic[Occupant]):
     def leave(self, slot: int) -> SlotMove | None:
         """Free a slot; the last occupant moves into it unless it was the last itself."""
         last = len(self._occupants) - 1
+        if not 0 <= slot <= last:
+            raise RuntimeError(f"slot {slot} is empty; {last + 1} are taken")
         moved = self._occupants.pop()
         if slot == last:
             return None

@@ -79,7 +79,8 @@ class Worker:
     def stop(self, *, timeout_s: float) -> bool:
         """Finish what was handed over, then end the thread.
 
-        What is not finished after `timeout_s` is answered with ShuttingDown at the next step.
+        What is not finished after `timeout_s` is answered with ShuttingDown at the next step. A
+        graph call that never returns keeps its entries; the caller must answer for them.
 
         Returns:
             Whether everything was finished in time.
@@ -88,9 +89,11 @@ class Worker:
             self._stopping = True
             self._wakeup.notify()
         if self._thread.ident is None:
-            return True
+            finished = not self._inbox
+            self._answer_all(_shut_down())
+            return finished
         self._thread.join(timeout_s)
-        finished = not self._thread.is_alive()
+        finished = not self._thread.is_alive() and not self._dead
         self._aborting = True
         self._thread.join(_ABORT_S)
         return finished
@@ -99,11 +102,7 @@ class Worker:
         try:
             while self._take_in():
                 if self._aborting:
-                    self._answer_all(
-                        ShuttingDown(
-                            "the service shut down before this segment was done; send it again elsewhere"
-                        )
-                    )
+                    self._answer_all(_shut_down())
                 for lane in self._lanes.values():
                     if lane.has_work:
                         lane.tick()
@@ -144,3 +143,7 @@ class Worker:
         while self._inbox:
             _, entry = self._inbox.popleft()
             entry.resolve(error, now_s=now_s)
+
+
+def _shut_down() -> ShuttingDown:
+    return ShuttingDown("the service shut down before this segment was done; send it again elsewhere")

@@ -1,0 +1,96 @@
+"""What a bundle becomes when it is served: tokenizer, shortlist, and runners over its sessions."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from app.bundle import Bundle, Variant
+from app.decoding.shortlist import Shortlist
+from app.errors import BundleCorrupt
+from app.runtime.onnx_model import OnnxModel, load_model
+from app.runtime.onnx_runner import OnnxRunner
+from app.runtime.request import PairInfo
+from app.runtime.runner import ModelRunner
+from app.text import Tokenizer
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """What the engine needs of one bundle besides its sessions.
+
+    Attributes:
+        id: bundle id.
+        pairs: directions it translates.
+        tokenizer: shared by all threads.
+        shortlist: shared by all threads, or None.
+        eos_id: ends source and target.
+        max_source_tokens: longer segments are wrapped.
+        max_target_tokens: positions of the decoder.
+        max_target_ratio: default limit of target tokens per source token.
+        make_runner: a fresh runner for one worker.
+    """
+
+    id: str
+    pairs: tuple[PairInfo, ...]
+    tokenizer: Tokenizer
+    shortlist: Shortlist | None
+    eos_id: int
+    max_source_tokens: int
+    max_target_tokens: int
+    max_target_ratio: float
+    make_runner: Callable[[], ModelRunner]
+
+
+def load_served_model(bundle: Bundle, *, variant: Variant, max_rows: int, use_shortlist: bool) -> ServedModel:
+    """Open a bundle's sessions, tokenizer and shortlist; blocking.
+
+    Args:
+        bundle: a verified bundle.
+        variant: which arithmetic.
+        max_rows: rows per row group of a runner.
+        use_shortlist: limit the output to the bundle's shortlist, if it has one.
+
+    Raises:
+        BundleError: something in the bundle cannot be used.
+    """
+    manifest = bundle.manifest
+    model: OnnxModel = load_model(bundle, variant=variant, use_shortlist=use_shortlist)
+    tokenizer = Tokenizer.open(bundle.file(manifest.tokenizer), eos_id=manifest.tokens.eos_id)
+    if tokenizer.vocabulary_size != manifest.sizes.vocabulary_size:
+        raise BundleCorrupt(
+            f"bundle {manifest.id}: the tokenizer has {tokenizer.vocabulary_size} pieces and the model "
+            f"{manifest.sizes.vocabulary_size}; they do not belong together, export the bundle again"
+        )
+    shortlist = None
+    if model.candidates is not None and manifest.shortlist is not None:
+        shortlist = Shortlist.load(bundle.file(manifest.shortlist))
+        _check_shortlist(bundle, shortlist)
+    return ServedModel(
+        id=manifest.id,
+        pairs=tuple(PairInfo(pair.source, pair.target, manifest.id) for pair in manifest.pairs),
+        tokenizer=tokenizer,
+        shortlist=shortlist,
+        eos_id=manifest.tokens.eos_id,
+        max_source_tokens=manifest.limits.max_source_tokens,
+        max_target_tokens=manifest.limits.max_target_tokens,
+        max_target_ratio=manifest.limits.max_target_ratio,
+        make_runner=functools.partial(OnnxRunner, model, max_rows=max_rows),
+    )
+
+
+def _check_shortlist(bundle: Bundle, shortlist: Shortlist) -> None:
+    manifest = bundle.manifest
+    if shortlist.vocabulary_size != manifest.sizes.vocabulary_size:
+        raise BundleCorrupt(
+            f"bundle {manifest.id}: the shortlist is for {shortlist.vocabulary_size} tokens and the model "
+            f"has {manifest.sizes.vocabulary_size}; they do not belong together, export the bundle again"
+        )
+    eos_id = manifest.tokens.eos_id
+    # Every source ends with end-of-sentence, so what that token allows is allowed to every sentence.
+    if eos_id not in shortlist.candidates([eos_id]):
+        raise BundleCorrupt(
+            f"bundle {manifest.id}: the shortlist never allows the end of a sentence (token {eos_id}), so no "
+            "translation would end; export the bundle again, without a shortlist or with another one"
+        )
