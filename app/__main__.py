@@ -38,9 +38,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from importlib import metadata
+        from app.cli.version import installed_version
 
-        print(f"dragoman {metadata.version('dragoman')}")
+        print(f"dragoman {installed_version()}")
         raise typer.Exit
 
 

@@ -16,6 +16,7 @@ class ApiOptions:
         max_heartbeat_age_s: seconds without a sign of life after which a worker counts as stuck.
         drain_s: seconds that admitted work may take when the service stops.
         cors_origins: origins whose web pages may call the service; ``*`` allows all, empty none.
+        version: the service's version, shown in its API description.
     """
 
     max_body_bytes: int = 2 * 1024 * 1024
@@ -24,3 +25,4 @@ class ApiOptions:
     max_heartbeat_age_s: float = 30.0
     drain_s: float = 30.0
     cors_origins: tuple[str, ...] = ("*",)
+    version: str = "0"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from importlib import metadata
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -54,7 +53,7 @@ def create_app(engine: TranslationEngine, options: ApiOptions, *, metrics: Metri
 
     app = FastAPI(
         title="Dragoman",
-        version=_version(),
+        version=options.version,
         description=_DESCRIPTION,
         lifespan=lifespan,
         docs_url=None,
@@ -124,10 +123,3 @@ def _add_error_handlers(app: FastAPI) -> None:
     async def left_while_sending(request: Request, _error: ClientDisconnect) -> Response:
         error = RequestCancelled("the client closed the connection while it sent its body")
         return error_response(error, Dialect.of(request.url.path))
-
-
-def _version() -> str:
-    try:
-        return metadata.version("dragoman")
-    except metadata.PackageNotFoundError:
-        return "0+unknown"

@@ -25,10 +25,13 @@ def list_models(directory: Path, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps([_facts(bundle) for bundle in bundles], indent=2, ensure_ascii=False))
         return
-    table = Table("id", "pairs", "variants", "MiB", "BLEU", "licence", "folder")
+    table = Table(caption=f"in {directory.resolve()}")
+    for heading in ("folder", "id", "pairs", "variants", "MiB", "BLEU", "licence"):
+        table.add_column(heading, overflow="fold")
     for bundle in bundles:
         manifest = bundle.manifest
         table.add_row(
+            bundle.path.name,
             manifest.id,
             ", ".join(f"{pair.source} to {pair.target}" for pair in manifest.pairs),
             ", ".join(manifest.variants),
@@ -36,9 +39,8 @@ def list_models(directory: Path, *, as_json: bool) -> None:
             "\n".join(f"{score.bleu:.1f} {score.test_set} {score.variant}" for score in manifest.quality)
             or "-",
             manifest.licence,
-            str(bundle.path),
         )
-    Console(soft_wrap=False).print(table)
+    Console().print(table)
 
 
 def verify_models(directory: Path, *, as_json: bool) -> bool:

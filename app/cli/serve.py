@@ -15,6 +15,7 @@ from app.api import ApiOptions, create_app
 from app.api.engine_protocol import TranslationEngine
 from app.bundle import discover
 from app.cli.opening import open_engine
+from app.cli.version import installed_version
 from app.observability import Metrics, configure_logging
 from app.settings import Settings, load_settings
 
@@ -111,4 +112,5 @@ def api_options(settings: Settings) -> ApiOptions:
         max_heartbeat_age_s=settings.max_heartbeat_age_s,
         drain_s=settings.drain_s,
         cors_origins=tuple(origin for origin in origins if origin),
+        version=installed_version(),
     )

@@ -3,6 +3,7 @@ import json
 import shutil
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,19 @@ def test_help_loads_no_web_framework_no_runtime_and_no_model() -> None:
     )
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert ended.stdout.splitlines()[-1] == "[]"
+
+
+def test_the_version_is_printed_even_where_nothing_is_installed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def absent(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", lambda name: "1.2.3")
+    assert run("--version") == 0
+    monkeypatch.setattr(metadata, "version", absent)
+    assert run("--version") == 0
+    assert capsys.readouterr().out.splitlines() == ["dragoman 1.2.3", "dragoman 0+not.installed"]
 
 
 def test_an_unknown_command_or_option_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
