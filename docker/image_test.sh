@@ -1,0 +1,215 @@
+#!/usr/bin/env bash
+# Build the image, run it as locked down as it is meant to be run, and test it. `make image-test`.
+#
+# Environment, all optional:
+#   CONTAINER_ENGINE   docker or podman; default: the first that works
+#   IMAGE              tag to build; default dragoman:cpu
+#   IMAGE_BUILDER      command to build with, called as: $IMAGE_BUILDER CONTEXT DOCKERFILE IMAGE WORK_DIR.
+#                      If it leaves WORK_DIR/env behind, that file is sourced before the engine is used
+#   IMAGE_WORK_DIR     its WORK_DIR; default: a temporary folder, removed at the end
+#   CONTAINER_NETWORK  `host` where the engine cannot publish ports; the service then listens on loopback only
+#   IMAGE_PORT         port on 127.0.0.1; default 18000
+#   IMAGE_MEMORY       memory limit; default 1g
+#   PYTHON             interpreter for the smoke test (3.11 or newer); default python3
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+image=${IMAGE:-dragoman:cpu}
+port=${IMAGE_PORT:-18000}
+memory=${IMAGE_MEMORY:-1g}
+python=${PYTHON:-python3}
+name=dragoman-image-test-$$
+engine=""
+scratch=$(mktemp -d)
+
+finish() {
+  local status=$?
+  if [ -n "$engine" ] && "$engine" container inspect "$name" > /dev/null 2>&1; then
+    if [ "$status" -ne 0 ]; then
+      echo "---- the service's log:" >&2
+      "$engine" logs "$name" >&2 || true
+    fi
+    "$engine" rm --force "$name" > /dev/null || true
+  fi
+  rm -rf "$scratch"
+  [ "$status" -eq 0 ] || echo "image test FAILED" >&2
+}
+trap finish EXIT
+
+fail() {
+  echo "FAILED  $*" >&2
+  exit 1
+}
+
+ok() { printf 'ok      %s\n' "$*"; }
+
+inside() { "$engine" exec "$name" "$@"; }
+
+choose_engine() {
+  local candidate
+  for candidate in ${CONTAINER_ENGINE:-docker podman}; do
+    # `info` and not `--version`: a docker client without a daemon is no engine.
+    if command -v "$candidate" > /dev/null && "$candidate" info > /dev/null 2>&1; then
+      engine=$candidate
+      return
+    fi
+  done
+  fail "none of ${CONTAINER_ENGINE:-docker podman} works here; start the daemon, or set CONTAINER_ENGINE"
+}
+
+build() {
+  local revision work started_s
+  revision=$(git -C "$root" rev-parse HEAD 2> /dev/null || echo unknown)
+  started_s=$(date +%s)
+  if [ -n "${IMAGE_BUILDER:-}" ]; then
+    work=${IMAGE_WORK_DIR:-$scratch/work}
+    mkdir -p "$work"
+    # Unquoted: the builder may be a command with arguments.
+    # shellcheck disable=SC2086
+    $IMAGE_BUILDER "$root" "$root/docker/Dockerfile" "$image" "$work"
+    if [ -f "$work/env" ]; then
+      # shellcheck disable=SC1091
+      . "$work/env"
+    fi
+    choose_engine
+  else
+    choose_engine
+    # The docker format keeps HEALTHCHECK; podman's default format has no place for it.
+    local format=()
+    [ "$(basename "$engine")" != podman ] || format=(--format docker)
+    "$engine" build "${format[@]}" --target cpu --build-arg "REVISION=$revision" \
+      --tag "$image" --file "$root/docker/Dockerfile" "$root"
+  fi
+  ok "built $image in $(($(date +%s) - started_s)) s, $("$engine" image inspect "$image" --format '{{.Size}}' |
+    awk '{printf "%.1f MB", $1 / 1e6}')"
+}
+
+check_configuration() {
+  local version
+  version=$("$engine" run --rm --network none --no-healthcheck "$image" --version)
+  "$engine" image inspect "$image" > "$scratch/image.json"
+  "$python" - "$scratch/image.json" "${version#dragoman }" << 'PYTHON'
+import json, sys
+
+with open(sys.argv[1]) as file:
+    image = json.load(file)[0]
+config = image["Config"]
+labels = config.get("Labels") or {}
+# docker has it in Config, podman beside it.
+health = config.get("Healthcheck") or image.get("HealthCheck") or image.get("Healthcheck") or {}
+wrong = [
+    f"{what} is {found!r}, expected {wanted!r}"
+    for what, found, wanted in (
+        ("User", config.get("User"), "10001:10001"),
+        ("StopSignal", config.get("StopSignal"), "SIGTERM"),
+        ("Entrypoint", config.get("Entrypoint"), ["dragoman"]),
+        ("Cmd", config.get("Cmd"), ["serve", "--host", "0.0.0.0"]),
+        ("ExposedPorts", list(config.get("ExposedPorts") or {}), ["8000/tcp"]),
+        ("version label", labels.get("org.opencontainers.image.version"), sys.argv[2]),
+        ("licence label", labels.get("org.opencontainers.image.licenses"), "Apache-2.0 AND MPL-2.0"),
+        ("Healthcheck.Test", health.get("Test"), ["CMD", "python", "/opt/dragoman/healthcheck.py"]),
+    )
+    if found != wanted
+]
+sys.exit("FAILED  image configuration: " + "; ".join(wrong) if wrong else 0)
+PYTHON
+  ok "image configuration: user, signal, health check, entry point, version, licences"
+}
+
+start() {
+  local options=(
+    --detach --name "$name" --read-only --tmpfs /tmp --cap-drop=all
+    --security-opt no-new-privileges --memory "$memory" --pids-limit 256
+  )
+  local command=()
+  if [ "${CONTAINER_NETWORK:-}" = host ]; then
+    options+=(--network host --env "DRAGOMAN_PORT=$port")
+    command=(serve --host 127.0.0.1)
+  else
+    options+=(--publish "127.0.0.1:$port:8000")
+  fi
+  # Run here by hand: podman's timers need systemd, and docker's first check would come too late.
+  [ "$(basename "$engine")" != podman ] || options+=(--health-interval=disable)
+  "$engine" run "${options[@]}" "$image" "${command[@]}" > /dev/null
+  local deadline_s=$(($(date +%s) + 90))
+  until inside python /opt/dragoman/healthcheck.py > /dev/null 2>&1; do
+    [ "$("$engine" inspect "$name" --format '{{.State.Running}}')" = true ] || fail "the service ended at its start"
+    [ "$(date +%s)" -lt "$deadline_s" ] || fail "not ready after 90 s"
+    sleep 0.2
+  done
+  ok "started: read-only, /tmp in memory, no capabilities, no new privileges, $memory, 256 processes"
+}
+
+check_health() {
+  local state deadline_s
+  if [ "$(basename "$engine")" = podman ]; then
+    podman healthcheck run "$name" > /dev/null || fail "podman healthcheck run says unhealthy"
+  else
+    deadline_s=$(($(date +%s) + 90))
+    until state=$("$engine" inspect "$name" --format '{{.State.Health.Status}}') && [ "$state" = healthy ]; do
+      [ "$(date +%s)" -lt "$deadline_s" ] || fail "health is $state after 90 s"
+      sleep 1
+    done
+  fi
+  # A check that cannot fail is none: where nobody listens it must say so.
+  if "$engine" exec --env DRAGOMAN_PORT=9 "$name" python /opt/dragoman/healthcheck.py > /dev/null; then
+    fail "the health check passes where nobody listens"
+  fi
+  ok "health check: healthy, and unhealthy where nobody listens"
+}
+
+check_confinement() {
+  local uid found tool
+  uid=$(inside id -u)
+  [ "$uid" = 10001 ] || fail "runs as uid $uid, expected 10001"
+  [ "$(inside cat /proc/1/comm)" = dragoman ] || fail "process 1 is not dragoman, so it gets no signals"
+  inside sh -c 'grep -q "^CapEff:[[:space:]]*0*$" /proc/1/status' || fail "process 1 has capabilities"
+  inside sh -c 'grep -q "^NoNewPrivs:[[:space:]]*1$" /proc/1/status' || fail "process 1 may gain privileges"
+  if inside sh -c 'touch /opt/dragoman/x || touch /usr/x || touch /x' 2> /dev/null; then
+    fail "the root file system is writable"
+  fi
+  inside sh -c 'test ! -w /opt/dragoman && touch /tmp/x && rm /tmp/x' || fail "/tmp is not writable, or /opt is"
+  ok "uid $uid, process 1, no capabilities, root read-only, /tmp writable"
+
+  found=$(inside python -c 'import importlib.util as u; print(*[m for m in (
+    "torch", "onnx", "model", "exporters", "pip", "setuptools", "wheel", "pytest", "mypy") if u.find_spec(m)])')
+  [ -z "$found" ] || fail "the service's environment has $found"
+  for tool in gcc g++ cc make ld git curl; do
+    if inside sh -c "command -v $tool" > /dev/null; then fail "the image has $tool"; fi
+  done
+  ok "absent: torch, onnx, training code, pip and build packages, compilers"
+
+  inside dragoman models verify > /dev/null || fail "a shipped bundle is damaged: dragoman models verify"
+  inside sh -c 'ls /opt/dragoman/lib/python3*/site-packages/dragoman-*/licenses/LICENSES/MPL-2.0.txt' > /dev/null ||
+    fail "the licence of the shipped models is not in the image"
+  ok "bundles whole, licences included"
+}
+
+print_memory() {
+  inside cat /proc/1/status | awk -v when="$1" '
+    /^VmRSS/ { rss = $2 } /^VmHWM/ { peak = $2 } /^Threads/ { threads = $2 }
+    END { printf "memory  %s: %.0f MB resident, %.0f MB at most, %d threads\n", when, rss / 1000, peak / 1000, threads }'
+}
+
+check_drain() {
+  local code
+  "$python" "$root/docker/smoke_test.py" "http://127.0.0.1:$port" --stop "$engine stop --time 40 $name"
+  "$engine" logs "$name" > "$scratch/log" 2>&1
+  # The service's own word that the signal met a running request, and that nothing was dropped.
+  grep '"event": *"draining"' "$scratch/log" | grep -q '"running_requests": *1' ||
+    fail "the signal met no running request, so this proves nothing"
+  grep '"event": *"drained"' "$scratch/log" | grep -q '"finished": *true' || fail "the drain was cut short"
+  code=$("$engine" inspect "$name" --format '{{.State.ExitCode}}')
+  [ "$code" = 0 ] || fail "exit code $code after SIGTERM, expected 0"
+  ok "SIGTERM with a request in flight: answered whole, exit code 0"
+}
+
+build
+check_configuration
+start
+"$python" "$root/docker/smoke_test.py" "http://127.0.0.1:$port"
+print_memory "after the smoke test"
+check_health
+check_confinement
+check_drain
+echo "image test passed"
