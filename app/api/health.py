@@ -37,16 +37,19 @@ def health_router(engine: TranslationEngine, options: ApiOptions, metrics: Metri
             return JSONResponse({"status": "draining"}, status_code=503)
         return JSONResponse({"status": "ok"})
 
+    @router.head("/livez", include_in_schema=False)
     @router.get("/livez", response_model=HealthAnswer, responses=_RESPONSES, summary="Liveness")
     async def livez() -> Response:
         """Whether a restart would not help: the loop answers and every worker lives."""
         return answer(draining_fails=False)
 
+    @router.head("/readyz", include_in_schema=False)
     @router.get("/readyz", response_model=HealthAnswer, responses=_RESPONSES, summary="Readiness")
     async def readyz() -> Response:
         """Whether to send requests here."""
         return answer(draining_fails=True)
 
+    @router.head("/health", include_in_schema=False)
     @router.get(
         "/health",
         response_model=HealthAnswer,

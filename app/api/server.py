@@ -58,6 +58,14 @@ def create_app(engine: TranslationEngine, options: ApiOptions, *, metrics: Metri
         lifespan=lifespan,
         docs_url=None,
         redoc_url=None,
+        # The framework's own telemetry would export query strings and error messages; both may hold texts.
+        telemetry={
+            "tracing": False,
+            "metrics": False,
+            "logs": False,
+            "operation_spans": False,
+            "auto_configure": False,
+        },
     )
     languages = LanguageTable(engine.pairs)
     metrics.watch_engine(

@@ -151,6 +151,8 @@ async def _translate_pipe(translator: Translator, decoder: LineDecoder, window: 
     async def work(line: Line) -> str:
         return await translator.line(decoder.decode(line), line.number)
 
+    if sys.stdin.isatty():
+        print("type lines to translate; Ctrl-D ends", file=sys.stderr)
     lines = lines_of_descriptor(sys.stdin.fileno())
     async with aclosing(in_order(lines, work, size_of=_size, window=window)) as results:
         async for line, translation in results:

@@ -220,6 +220,38 @@ async def test_probes_follow_the_engine(client: httpx.AsyncClient, engine: FakeE
     assert (await client.get("/livez")).json() == {"status": "stuck"}
 
 
+@pytest.mark.parametrize("path", ["/livez", "/readyz", "/health"])
+async def test_probes_may_ask_for_the_head_alone(
+    client: httpx.AsyncClient, engine: FakeEngine, path: str
+) -> None:
+    assert (await client.head(path)).status_code == 200
+    engine.alive = False
+    assert (await client.head(path)).status_code == 503
+
+
+async def test_no_telemetry_leaves_the_service_whatever_the_environment_says(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    # The framework's own export would carry query strings; if it tried to start, it would log its failure.
+    monkeypatch.setenv("FASTAPI_OTEL_AUTO_CONFIGURE", "true")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "not an address")
+    application = create_app(FakeEngine(), ApiOptions(), metrics=Metrics(CollectorRegistry()))
+    sent: list[Message] = []
+    received = iter([{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}])
+
+    async def receive() -> Message:
+        return next(received)
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    await application({"type": "lifespan", "asgi": {"version": "3.0"}, "state": {}}, receive, send)
+    assert [message["type"] for message in sent] == [
+        "lifespan.startup.complete",
+        "lifespan.shutdown.complete",
+    ]
+
+
 async def test_metrics_count_by_route_template_and_code(
     client: httpx.AsyncClient, engine: FakeEngine
 ) -> None:
