@@ -79,7 +79,7 @@ def test_ctrl_c_keeps_what_is_done_and_says_how_to_resume(
 
     engine.interrupt_at = None
     with partial.open("ab") as file:
-        file.write(b"LINE half-writ")
+        file.write(b"LINE half-writ" * 5000)
     assert run("translate", "--workers", "1", "-i", source_file, "-o", output, "--resume") == 0
     assert output.read_bytes() == source_file.read_bytes().upper()
     assert engine.num_requests == 1000 - num_done

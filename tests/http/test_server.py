@@ -250,6 +250,7 @@ async def test_no_telemetry_leaves_the_service_whatever_the_environment_says(
         "lifespan.startup.complete",
         "lifespan.shutdown.complete",
     ]
+    assert [record.getMessage() for record in caplog.records] == []
 
 
 async def test_metrics_count_by_route_template_and_code(
