@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from email.parser import BytesParser
+from email.policy import compat32
 from typing import TypeVar
 from urllib.parse import parse_qsl
 
@@ -71,6 +73,29 @@ async def read_form(request: Request) -> list[tuple[str, str]]:
     return _fields(await request.body())
 
 
+async def read_multipart(request: Request) -> list[tuple[str, str]]:
+    """Fields of a multipart/form-data body, in order; attached files are no fields.
+
+    Raises:
+        MalformedBody: it is cut off, nested, or a field is not UTF-8.
+    """
+    head = f"Content-Type: {request.headers['content-type']}\r\n\r\n".encode("latin-1")
+    message = BytesParser(policy=compat32).parsebytes(head + await request.body())
+    if not message.is_multipart() or message.defects:
+        raise MalformedBody("Invalid request: the multipart body is damaged or has no boundary")
+    fields: list[tuple[str, str]] = []
+    for part in message.walk():
+        if part is message:
+            continue
+        raw = part.get_payload(decode=True)
+        name = part.get_param("name", header="content-disposition")
+        if not isinstance(raw, bytes) or not isinstance(name, str) or part.defects:
+            raise MalformedBody("Invalid request: a part of the multipart body is damaged or has no name")
+        if part.get_filename() is None:
+            fields.append((name, _utf8(raw)))
+    return fields
+
+
 def read_query(request: Request) -> list[tuple[str, str]]:
     """Fields of the query string, in order.
 
@@ -82,10 +107,17 @@ def read_query(request: Request) -> list[tuple[str, str]]:
 
 def _fields(raw: bytes) -> list[tuple[str, str]]:
     try:
-        return parse_qsl(raw.decode(), keep_blank_values=True, errors="strict")
+        return parse_qsl(_utf8(raw), keep_blank_values=True, errors="strict")
     except ValueError:
-        # UnicodeDecodeError holds the bytes, so it is not chained.
-        raise MalformedBody("the fields must be percent-encoded UTF-8") from None
+        # It may hold the bytes, so it is not chained.
+        raise MalformedBody("Invalid request: the fields must be percent-encoded UTF-8") from None
+
+
+def _utf8(raw: bytes) -> str:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        raise MalformedBody("Invalid request: the fields must be UTF-8") from None
 
 
 def _named_faults(error: ValidationError) -> InvalidRequest:

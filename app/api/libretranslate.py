@@ -14,7 +14,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 
-from app.api.body import is_json, media_type_of, read_form, read_json_object, read_query
+from app.api.body import is_json, media_type_of, read_form, read_json_object, read_multipart, read_query
 from app.api.disconnect import while_connected
 from app.api.engine_protocol import TranslationEngine
 from app.api.errors import UnsupportedMediaType
@@ -24,6 +24,7 @@ from app.errors import InvalidOption, InvalidRequest, RequestTooLarge, Unsupport
 from app.runtime.request import PairInfo, TranslationRequest
 
 _FORM = "application/x-www-form-urlencoded"
+_MULTIPART = "multipart/form-data"
 
 
 class LibreTranslateBody(BaseModel):
@@ -111,6 +112,7 @@ def libretranslate_router(
                 "content": {
                     "application/json": {"schema": _SCHEMA, "example": _EXAMPLE},
                     _FORM: {"schema": _SCHEMA},
+                    _MULTIPART: {"schema": _SCHEMA},
                 },
             }
         },
@@ -145,9 +147,14 @@ async def _read_fields(request: Request) -> _Fields:
     media_type = media_type_of(request)
     if is_json(media_type):
         return _Fields(await read_json_object(request))
-    if media_type not in ("", _FORM):
+    if media_type == _FORM:
+        form = await read_form(request)
+    elif media_type == _MULTIPART:
+        form = await read_multipart(request)
+    elif media_type == "":
+        form = []
+    else:
         raise UnsupportedMediaType(f"Invalid request: send the body as application/json or {_FORM}")
-    form = await read_form(request) if media_type == _FORM else []
     values: dict[str, object] = {}
     for fields in (form, read_query(request)):
         named = [name for name, _ in fields]

@@ -4,6 +4,8 @@ from urllib.parse import quote
 import httpx
 import pytest
 from fake_engine import FakeEngine
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from app.api.languages import LanguageTable
 from app.errors import QueueFull, RequestTooLarge, ShuttingDown, WorkerFailed
@@ -114,8 +116,58 @@ async def test_a_repeated_q_in_a_form_is_refused_rather_than_dropped(client: htt
     assert "2 times" in error_of(await client.post("/translate", data={**GOOD, "q": ["a", "b"]}))
 
 
-async def test_multipart_is_refused_by_name(client: httpx.AsyncClient) -> None:
-    assert "application/json" in error_of(await client.post("/translate", files={"q": b"a"}), 415)
+def parts(**fields: str | bytes) -> dict[str, tuple[None, bytes]]:
+    return {
+        name: (None, value if isinstance(value, bytes) else value.encode()) for name, value in fields.items()
+    }
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(q=st.text(max_size=30) | st.text("\r\n -:;=a", max_size=12))
+async def test_a_multipart_form_is_read_whatever_its_text(
+    client: httpx.AsyncClient, engine: FakeEngine, q: str
+) -> None:
+    response = await client.post("/translate", files=parts(q=q, source="en", target="pt"))
+    assert response.status_code == 200
+    assert engine.requests[-1].texts == (q.replace("\r\n", "\n").replace("\r", "\n"),)
+
+
+@pytest.mark.parametrize(
+    ("content_type", "body"),
+    [
+        ("multipart/form-data", b"--x--"),
+        ("multipart/form-data; boundary=x", b""),
+        ("multipart/form-data; boundary=x", b"no boundary"),
+        ("multipart/form-data; boundary=x", b'--x\r\nContent-Disposition: form-data; name="q"\r\n\r\ncut o'),
+        ("multipart/form-data; boundary=x", b"--x\r\n\r\nnameless\r\n--x--"),
+        (
+            "multipart/form-data; boundary=x",
+            b"--x\r\nContent-Type: multipart/mixed; boundary=y\r\n\r\n--y\r\n\r\na\r\n--y--\r\n--x--",
+        ),
+        (
+            "multipart/form-data; boundary=x",
+            b'--x\r\nContent-Disposition: form-data; name="q"\r\n\r\n\xff\r\n--x--',
+        ),
+    ],
+)
+async def test_a_damaged_multipart_form_is_refused(
+    client: httpx.AsyncClient, engine: FakeEngine, content_type: str, body: bytes
+) -> None:
+    url = "/translate?source=en&target=pt&q=from-the-query"
+    error_of(await client.post(url, content=body, headers={"Content-Type": content_type}))
+    assert engine.requests == []
+
+
+async def test_an_attached_file_is_no_text(client: httpx.AsyncClient) -> None:
+    response = await client.post(
+        "/translate", files={"q": ("a.txt", b"a")}, params={"source": "en", "target": "pt"}
+    )
+    assert error_of(response) == "Invalid request: missing q parameter"
+
+
+async def test_another_content_type_is_refused_by_name(client: httpx.AsyncClient) -> None:
+    response = await client.post("/translate", content=b"<q/>", headers={"Content-Type": "text/xml"})
+    assert "application/json" in error_of(response, 415)
 
 
 async def test_html_is_refused_until_it_is_supported(client: httpx.AsyncClient) -> None:
