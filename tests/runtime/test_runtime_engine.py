@@ -1,0 +1,418 @@
+"""The engine on a loop with real worker threads, over a model that repeats its source."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+
+import numpy as np
+import pytest
+
+from app.decoding.options import DecodingOptions
+from app.errors import (
+    InvalidRequest,
+    QueueFull,
+    RequestTooLarge,
+    ShuttingDown,
+    UnsupportedPair,
+    WorkerFailed,
+)
+from app.runtime import worker as worker_module
+from app.runtime.engine import Engine, EngineOptions, ServedModel
+from app.runtime.events import SilentObserver
+from app.runtime.request import PairInfo, TranslationRequest, WarningCode
+from app.runtime.runner import Int64Array, RowGroup, SourceRow, StepOutput
+from app.text import Tokenizer
+
+PATIENCE_S = 30.0
+
+
+class EchoRunner:
+    """Translates a source into itself; `before_step` may block or raise."""
+
+    def __init__(self, vocabulary_size: int, before_step: Callable[[], None]) -> None:
+        self.vocabulary_size = vocabulary_size
+        self.groups = (RowGroup(8, 4), RowGroup(16, 4))
+        self._before_step = before_step
+        self._sources: list[list[Sequence[int]]] = [[], []]
+
+    def admit(self, group: int, newcomers: Sequence[SourceRow]) -> None:
+        del self._sources[group][newcomers[0].slot :]
+        self._sources[group] += [row.source_ids for row in newcomers]
+
+    def step(self, group: int, last_ids: Int64Array, positions: Int64Array) -> StepOutput:
+        self._before_step()
+        rows = zip(self._sources[group], positions.tolist(), strict=False)
+        token_ids = np.array([source[position] for source, position in rows], dtype=np.int64)
+        return StepOutput(token_ids, np.full(len(token_ids), -0.5, dtype=np.float32))
+
+    def move(self, group: int, *, from_slot: int, to_slot: int) -> None:
+        self._sources[group][to_slot] = self._sources[group][from_slot]
+
+
+class Gate:
+    def __init__(self) -> None:
+        self.reached = threading.Event()
+        self.opened = threading.Event()
+        self.num_steps = 0
+
+    def __call__(self) -> None:
+        self.num_steps += 1
+        self.reached.set()
+        assert self.opened.wait(PATIENCE_S)
+
+    async def wait_reached(self) -> None:
+        assert await asyncio.to_thread(self.reached.wait, PATIENCE_S)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+MakeEngine = Callable[..., Engine]
+
+
+@pytest.fixture
+async def make_engine(tokenizer: Tokenizer) -> AsyncIterator[MakeEngine]:
+    """Engines that are stopped at the end, on a loop where no failure goes unnoticed."""
+    unnoticed: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unnoticed.append(context))
+    engines: list[Engine] = []
+    gates: list[Callable[[], None]] = []
+
+    def make(
+        *,
+        before_step: Callable[[], None] = lambda: None,
+        pairs: Sequence[tuple[str, str]] = (("en", "pt"),),
+        start: bool = True,
+        observer: SilentObserver | None = None,
+        clock: Callable[[], float] | None = None,
+        **options: int,
+    ) -> Engine:
+        gates.append(before_step)
+        models = [
+            ServedModel(
+                id=f"{source}-{target}",
+                pairs=(PairInfo(source, target, f"{source}-{target}"),),
+                tokenizer=tokenizer,
+                shortlist=None,
+                eos_id=tokenizer.eos_id,
+                max_source_tokens=16,
+                max_target_tokens=32,
+                max_target_ratio=2.0,
+                make_runner=lambda: EchoRunner(tokenizer.vocabulary_size, before_step),
+            )
+            for source, target in pairs
+        ]
+        more = {} if clock is None else {"clock": clock}
+        engine = Engine(models, EngineOptions(**({"num_workers": 2} | options)), observer=observer, **more)
+        if start:
+            engine.start()
+            engines.append(engine)
+        return engine
+
+    yield make
+    for gate in gates:
+        if isinstance(gate, Gate):
+            gate.opened.set()
+    for engine in engines:
+        await engine.stop(drain_s=PATIENCE_S)
+        assert engine.num_waiting_tokens == 0
+        assert engine.num_running_requests == 0
+    await asyncio.sleep(0)
+    gc.collect()
+    assert unnoticed == []
+
+
+def request(*texts: str, **options: object) -> TranslationRequest:
+    return TranslationRequest(
+        texts,
+        "en",
+        "pt",
+        DecodingOptions(**options),  # type: ignore[arg-type]
+    )
+
+
+async def test_concurrent_requests_each_get_their_own_answer(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+    words = ["cat", "bird", "house", "train", "door", "book"]
+    requests = [
+        request(*(f"The {words[(i + j) % 6]} sees a {words[i % 6]}." for j in range(1 + i % 4)))
+        for i in range(40)
+    ]
+    results = await asyncio.gather(*map(engine.translate, requests))
+    for asked, result in zip(requests, results, strict=True):
+        assert tuple(text.text for text in result.texts) == asked.texts
+        assert result.model == "en-pt"
+
+
+@pytest.mark.parametrize("text", ["", " ", "\n\t \r\n", "42", "...", "\x00"])
+async def test_a_text_without_words_comes_back_as_it_is(make_engine: MakeEngine, text: str) -> None:
+    result = await make_engine().translate(request(text, "The cat.", text))
+    assert [part.text for part in result.texts] == [text, "The cat.", text]
+    assert result.texts[0].segments == ()
+
+
+async def test_no_texts_are_no_work(make_engine: MakeEngine) -> None:
+    result = await make_engine().translate(request())
+    assert result.texts == ()
+    assert result.timings.queue_s == result.timings.decode_s == 0.0
+
+
+async def test_gaps_and_wrapped_pieces_join_again(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+    long = " ".join(["the cat sees a red bird"] * 6)
+    text = f"  A cat.\n\n\t{long}.\r\nOne bird. The end\n"
+    result = (await engine.translate(request(text))).texts[0]
+    assert result.text == text
+    wrapped = [warning for warning in result.warnings if warning.code is WarningCode.SEGMENT_WRAPPED]
+    assert [warning.segment for warning in wrapped] == [1]
+    assert all(segment.num_source_tokens <= 16 for segment in result.segments)
+
+
+async def test_unknown_characters_and_cut_translations_are_reported(make_engine: MakeEngine) -> None:
+    result = await make_engine().translate(request("The cat 漢 sees.", max_target_tokens=2))
+    codes = {warning.code for warning in result.texts[0].warnings}
+    assert codes == {WarningCode.UNKNOWN_CHARACTERS, WarningCode.TARGET_TRUNCATED}
+    assert result.texts[0].segments[0].num_target_tokens == 2
+
+
+async def test_a_long_request_prepared_in_a_thread_gives_the_same(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+    text = "The cat sees a bird.\n" * 200
+    assert (await engine.translate(request(text))).texts[0].text == text
+
+
+async def test_a_lone_surrogate_is_refused_by_its_place_and_without_the_text(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+    with pytest.raises(InvalidRequest, match="text 1.*index 7") as caught:  # noqa: RUF043
+        await engine.translate(request("fine", "secret \ud800"))
+    assert "secret" not in str(caught.value)
+    assert engine.num_waiting_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "model"),
+    [
+        ("en", "pt", "en-pt"),
+        ("EN", "PT", "en-pt"),
+        ("en-GB", "pt-BR", "en-pt-BR"),
+        ("en", "pt-br", "en-pt-BR"),
+        ("en-US", "pt-PT", "en-pt"),
+        ("en-Latn-US", "pt", "en-pt"),
+    ],
+)
+async def test_a_pair_is_found_without_case_and_by_its_language(
+    make_engine: MakeEngine, source: str, target: str, model: str
+) -> None:
+    engine = make_engine(pairs=(("en", "pt"), ("en", "pt-BR")))
+    assert engine.check_pair(source, target).model == model
+
+
+@pytest.mark.parametrize(
+    ("source", "target"), [("pt", "en"), ("", ""), ("en", "x" * 5000), ("e\n", "p\x1b[31m")]
+)
+async def test_an_unserved_pair_is_refused_in_plain_words(
+    make_engine: MakeEngine, source: str, target: str
+) -> None:
+    with pytest.raises(UnsupportedPair, match="this service has en-pt") as caught:
+        await make_engine().translate(TranslationRequest(("x",), source, target))
+    assert len(str(caught.value)) < 200
+    assert str(caught.value).isprintable()
+
+
+async def test_cancelling_a_request_takes_its_segments_out(make_engine: MakeEngine) -> None:
+    class Watcher(SilentObserver):
+        def __init__(self) -> None:
+            self.num_cancelled = self.num_finished = 0
+
+        def on_cancelled(self, model: str, *, num_segments: int) -> None:
+            self.num_cancelled += num_segments
+
+        def on_finished(self, model: str, *, num_target_tokens: int, finish_reason: str) -> None:
+            self.num_finished += 1
+
+    gate, watcher = Gate(), Watcher()
+    engine = make_engine(before_step=gate, observer=watcher, num_workers=1)
+    text = "The cat sees a bird.\n" * 10
+    task = asyncio.create_task(engine.translate(request(text)))
+    await gate.wait_reached()
+    assert engine.num_waiting_tokens > 0
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert engine.num_waiting_tokens == 0
+    assert engine.num_running_requests == 0
+    gate.opened.set()
+    assert await engine.stop(drain_s=PATIENCE_S)
+    assert (watcher.num_cancelled, watcher.num_finished) == (10, 0)
+    assert gate.num_steps == 1
+
+
+async def test_a_failing_step_fails_the_request_once_and_the_next_one_is_served(
+    make_engine: MakeEngine,
+) -> None:
+    faults = [RuntimeError("out of memory")]
+
+    def fail_once() -> None:
+        if faults:
+            raise faults.pop()
+
+    engine = make_engine(before_step=fail_once)
+    with pytest.raises(WorkerFailed):
+        await engine.translate(request("The cat.\n" * 30))
+    assert engine.num_waiting_tokens == 0
+    assert (await engine.translate(request("The cat."))).texts[0].text == "The cat."
+    assert engine.healthy(max_heartbeat_age_s=PATIENCE_S)
+
+
+async def test_a_full_queue_says_when_to_come_back(make_engine: MakeEngine) -> None:
+    clock, gate = Clock(), Gate()
+    engine = make_engine(before_step=gate, clock=clock, max_waiting_tokens=60, num_workers=1)
+    text = "The cat sees a bird. " * 4
+    first = asyncio.create_task(engine.translate(request(text)))
+    await gate.wait_reached()
+    waiting = engine.num_waiting_tokens
+    assert 20 < waiting <= 60
+    with pytest.raises(QueueFull, match="60") as caught:
+        await engine.translate(request(text * 2))
+    assert caught.value.retry_after_s == 1.0, "nothing was measured yet, so the guess is short"
+    assert engine.num_waiting_tokens == waiting
+    clock.now_s += 20.0  # these tokens take 20 s
+    gate.opened.set()
+    await first
+    gate.reached.clear()
+    gate.opened.clear()
+    second = asyncio.create_task(engine.translate(request(text)))
+    await gate.wait_reached()
+    with pytest.raises(QueueFull) as caught:
+        await engine.translate(request(text * 2))
+    assert 3.0 < caught.value.retry_after_s <= 60.0
+    gate.opened.set()
+    await second
+
+
+async def test_a_stalled_queue_never_asks_for_an_hour(make_engine: MakeEngine) -> None:
+    clock, gate = Clock(), Gate()
+    engine = make_engine(before_step=gate, clock=clock, max_waiting_tokens=60, num_workers=1)
+    first = asyncio.create_task(engine.translate(request("The cat.")))
+    await gate.wait_reached()
+    clock.now_s += 3600.0
+    gate.opened.set()
+    await first
+    gate.reached.clear()
+    gate.opened.clear()
+    second = asyncio.create_task(engine.translate(request("The cat sees a bird. " * 4)))
+    await gate.wait_reached()
+    with pytest.raises(QueueFull) as caught:
+        await engine.translate(request("The cat sees a bird. " * 8))
+    assert caught.value.retry_after_s == 60.0
+    gate.opened.set()
+    await second
+
+
+async def test_what_can_never_fit_is_refused_before_and_after_counting(make_engine: MakeEngine) -> None:
+    engine = make_engine(max_waiting_tokens=50)
+    with pytest.raises(RequestTooLarge, match="at most 50"):
+        await engine.translate(request("The cat sees. " * 100))
+    dense = "qxz kjw vyq " * 10  # about a token per character; the estimate is a quarter of that
+    with pytest.raises(RequestTooLarge, match="at most 50"):
+        await engine.translate(request(dense))
+    assert engine.num_waiting_tokens == 0
+    assert (await engine.translate(request("The cat."))).texts[0].text == "The cat."
+
+
+async def test_draining_refuses_new_requests_and_finishes_admitted_ones(make_engine: MakeEngine) -> None:
+    gate = Gate()
+    engine = make_engine(before_step=gate)
+    admitted = asyncio.create_task(engine.translate(request("The cat.")))
+    await gate.wait_reached()
+    engine.begin_drain()
+    assert engine.draining
+    with pytest.raises(ShuttingDown):
+        await engine.translate(request("The bird."))
+    stopping = asyncio.create_task(engine.stop(drain_s=PATIENCE_S))
+    gate.opened.set()
+    assert (await admitted).texts[0].text == "The cat."
+    assert await stopping
+    assert not engine.healthy(max_heartbeat_age_s=PATIENCE_S)
+
+
+async def test_stopping_answers_even_those_whose_step_never_returns(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "_ABORT_S", 0.0)
+    gate = Gate()
+    engine = make_engine(before_step=gate, num_workers=1)
+    tasks = [asyncio.create_task(engine.translate(request(f"The cat.\n{'A bird. ' * n}"))) for n in range(5)]
+    await gate.wait_reached()
+    assert not await engine.stop(drain_s=0.0)
+    results = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), PATIENCE_S)
+    assert [type(result) for result in results] == [ShuttingDown] * 5
+    assert engine.num_waiting_tokens == 0
+
+
+async def test_a_request_made_before_the_start_is_served_after_it(make_engine: MakeEngine) -> None:
+    engine = make_engine(start=False)
+    task = asyncio.create_task(engine.translate(request("The cat.")))
+    await asyncio.sleep(0)
+    assert not engine.healthy(max_heartbeat_age_s=PATIENCE_S)
+    engine.start()
+    assert (await task).texts[0].text == "The cat."
+    assert await engine.stop(drain_s=PATIENCE_S)
+
+
+async def test_an_engine_that_never_starts_still_answers_when_it_stops(make_engine: MakeEngine) -> None:
+    engine = make_engine(start=False)
+    task = asyncio.create_task(engine.translate(request("The cat.")))
+    await asyncio.sleep(0)
+    assert not await engine.stop(drain_s=0.0)
+    with pytest.raises(ShuttingDown):
+        await task
+
+
+async def test_a_dead_worker_turns_health_red_and_attracts_no_requests(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    died = threading.Event()
+    monkeypatch.setattr(threading, "excepthook", lambda _: died.set())
+
+    class FaultyOnce(SilentObserver):
+        def __init__(self) -> None:
+            self.faults: list[BaseException] = [MemoryError()]
+
+        def on_step(self, event: object) -> None:
+            if self.faults:
+                raise self.faults.pop()
+
+    engine = make_engine(observer=FaultyOnce())
+    with pytest.raises(WorkerFailed):
+        await engine.translate(request("The cat sees."))
+    assert await asyncio.to_thread(died.wait, PATIENCE_S)
+    assert not engine.healthy(max_heartbeat_age_s=PATIENCE_S)
+    for _ in range(5):
+        assert (await engine.translate(request("The cat. A bird."))).texts[0].text == "The cat. A bird."
+
+
+async def test_health_is_red_while_a_step_hangs(make_engine: MakeEngine) -> None:
+    clock, gate = Clock(), Gate()
+    engine = make_engine(before_step=gate, clock=clock)
+    assert engine.healthy(max_heartbeat_age_s=5.0)
+    task = asyncio.create_task(engine.translate(request("The cat.")))
+    await gate.wait_reached()
+    clock.now_s += 6.0
+    assert not engine.healthy(max_heartbeat_age_s=5.0)
+    gate.opened.set()
+    await task
+
+
+async def test_the_first_of_two_models_serves_their_common_pair(make_engine: MakeEngine) -> None:
+    engine = make_engine(pairs=(("en", "pt"), ("EN", "pt"), ("de", "pt")))
+    assert engine.check_pair("en", "pt").model == "en-pt"
+    assert [pair.model for pair in engine.pairs] == ["de-pt", "en-pt"]
