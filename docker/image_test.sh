@@ -77,7 +77,7 @@ build() {
     # The docker format keeps HEALTHCHECK; podman's default format has no place for it.
     local format=()
     [ "$(basename "$engine")" != podman ] || format=(--format docker)
-    "$engine" build "${format[@]}" --target cpu --build-arg "REVISION=$revision" \
+    "$engine" build ${format[@]+"${format[@]}"} --target cpu --build-arg "REVISION=$revision" \
       --tag "$image" --file "$root/docker/Dockerfile" "$root"
   fi
   ok "built $image in $(($(date +%s) - started_s)) s, $("$engine" image inspect "$image" --format '{{.Size}}' |
@@ -121,6 +121,7 @@ start() {
     --detach --name "$name" --read-only --tmpfs /tmp --cap-drop=all
     --security-opt no-new-privileges --memory "$memory" --pids-limit 256
   )
+  # The long form below, because bash before 4.4 takes an empty array for an unset one.
   local command=()
   if [ "${CONTAINER_NETWORK:-}" = host ]; then
     options+=(--network host --env "DRAGOMAN_PORT=$port")
@@ -130,7 +131,7 @@ start() {
   fi
   # Run here by hand: podman's timers need systemd, and docker's first check would come too late.
   [ "$(basename "$engine")" != podman ] || options+=(--health-interval=disable)
-  "$engine" run "${options[@]}" "$image" "${command[@]}" > /dev/null
+  "$engine" run "${options[@]}" "$image" ${command[@]+"${command[@]}"} > /dev/null
   local deadline_s=$(($(date +%s) + 90))
   until inside python /opt/dragoman/healthcheck.py > /dev/null 2>&1; do
     [ "$("$engine" inspect "$name" --format '{{.State.Running}}')" = true ] || fail "the service ended at its start"
