@@ -1,4 +1,9 @@
-"""`dragoman serve` with an engine whose work takes a set time: python fake_service.py SECONDS OPTIONS..."""
+"""`dragoman serve` with an engine whose work takes a set time.
+
+    python fake_service.py WORK OPTIONS...
+
+WORK is a number of seconds, or ``drain+SECONDS``: as long after the drain has begun.
+"""
 
 import asyncio
 import sys
@@ -13,14 +18,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "http"))
 
 from fake_engine import FakeEngine
 
-work_s = float(sys.argv[1])
+after_drain = sys.argv[1].startswith("drain+")
+work_s = float(sys.argv[1].removeprefix("drain+"))
 
 
 class SlowEngine(FakeEngine):
-    """Each request takes `work_s`; stopping works as the real engine's does."""
+    """Each request takes as long as WORK says; stopping works as the real engine's does."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.drain_begun = asyncio.Event()
         self.tasks: set[asyncio.Future[TranslationResult]] = set()
 
     async def translate(self, request: TranslationRequest) -> TranslationResult:
@@ -40,6 +47,8 @@ class SlowEngine(FakeEngine):
     async def _slowly(self, request: TranslationRequest) -> TranslationResult:
         self.num_running_requests += 1
         try:
+            if after_drain:
+                await self.drain_begun.wait()
             await asyncio.sleep(work_s)
         finally:
             self.num_running_requests -= 1
@@ -47,6 +56,10 @@ class SlowEngine(FakeEngine):
         result = await super().translate(request)
         self.draining = was_draining
         return result
+
+    def begin_drain(self) -> None:
+        super().begin_drain()
+        self.drain_begun.set()
 
     async def stop(self, *, drain_s: float) -> bool:
         self.begin_drain()
