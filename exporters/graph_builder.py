@@ -128,3 +128,4 @@ FLOAT = TensorProto.FLOAT
 INT32 = TensorProto.INT32
 INT64 = TensorProto.INT64
 INT8 = TensorProto.INT8
+UINT8 = TensorProto.UINT8

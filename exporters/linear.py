@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from exporters.checkpoint import Checkpoint, Float32Array, Int8Array, QuantizedWeight
-from exporters.graph_builder import MICROSOFT, GraphBuilder
+from exporters.graph_builder import INT32, MICROSOFT, UINT8, GraphBuilder
 
 _ZERO_POINT = 128
 """Activations are stored as uint8 around 128, as Marian's "shifted" int8 does."""
@@ -177,7 +177,7 @@ class Int8Arithmetic:
 
     def candidate_inputs(self, graph: GraphBuilder) -> None:
         """See `Arithmetic.candidate_inputs`."""
-        graph.input("candidate_weight", 3, [self._checkpoint.config.d_model, "N"])
+        graph.input("candidate_weight", UINT8, [self._checkpoint.config.d_model, "N"])
         if quantized_weight(self._checkpoint, "embedding.weight").scale.ndim:
             graph.input("candidate_scale", 1, ["N"])
         graph.input("candidate_output_bias", 1, ["N"])
@@ -192,13 +192,21 @@ class Int8Arithmetic:
             "candidate_scale" if scale.ndim else graph.constant(scale),
             "candidate_output_bias",
             activation_scale=self._activation_scales.get("embedding.weight"),
+            weight_zero_point=_ZERO_POINT,
         )
 
     def candidate_outputs(self, graph: GraphBuilder, candidate_ids: str) -> None:
-        """See `Arithmetic.candidate_outputs`."""
+        """See `Arithmetic.candidate_outputs`.
+
+        The weight leaves as uint8 around 128. Without VNNI the CPU's uint8 x int8 kernel saturates; for
+        weights known at load the session option in app/runtime/onnx_model.py makes them unsigned, but
+        these are not.
+        """
         values, scale, bias = gather_embedding_rows(graph, self._checkpoint, candidate_ids)
         d_model = self._checkpoint.config.d_model
-        graph.output(graph.op("Transpose", values, perm=[1, 0]), "candidate_weight", 3, [d_model, "N"])
+        shifted = graph.op("Add", graph.op("Cast", values, to=INT32), graph.constant(np.int32(_ZERO_POINT)))
+        weight = graph.op("Transpose", graph.op("Cast", shifted, to=UINT8), perm=[1, 0])
+        graph.output(weight, "candidate_weight", UINT8, [d_model, "N"])
         if quantized_weight(self._checkpoint, "embedding.weight").scale.ndim:
             graph.output(scale, "candidate_scale", 1, ["N"])
         graph.output(bias, "candidate_output_bias", 1, ["N"])
@@ -213,10 +221,13 @@ class Int8Arithmetic:
         *,
         activation_scale: float | None,
         after_relu: bool = False,
+        weight_zero_point: int | None = None,
     ) -> str:
+        """``x @ weight`` with int8 weights, or uint8 ones around `weight_zero_point`."""
+        weight_zero = "" if weight_zero_point is None else graph.constant(np.uint8(weight_zero_point))
         if activation_scale is None:
             return self._multiply_by_row_scale(
-                graph, graph.op("Relu", x) if after_relu else x, weight, weight_scale, bias
+                graph, graph.op("Relu", x) if after_relu else x, weight, weight_scale, bias, weight_zero
             )
         zero_point = _ZERO_POINT
         if after_relu:
@@ -226,12 +237,12 @@ class Int8Arithmetic:
         step = graph.constant(np.float32(activation_scale))
         zero = graph.constant(np.uint8(zero_point))
         quantized_x = graph.op("QuantizeLinear", x, step, zero)
-        inputs = [quantized_x, weight, step, weight_scale, zero, "", *([bias] if bias else [])]
+        inputs = [quantized_x, weight, step, weight_scale, zero, weight_zero, *([bias] if bias else [])]
         return graph.op("MatMulIntegerToFloat", *inputs, domain=MICROSOFT)
 
     @staticmethod
     def _multiply_by_row_scale(
-        graph: GraphBuilder, x: str, weight: str, weight_scale: str, bias: str | None
+        graph: GraphBuilder, x: str, weight: str, weight_scale: str, bias: str | None, weight_zero: str
     ) -> str:
         largest = graph.op("ReduceMax", graph.op("Abs", x), graph.ints(-1), keepdims=1)
         row_scale = graph.op(
@@ -241,7 +252,16 @@ class Int8Arithmetic:
         )
         one, zero = graph.constant(np.float32(1)), graph.constant(np.uint8(_ZERO_POINT))
         quantized_x = graph.op("QuantizeLinear", graph.op("Div", x, row_scale), one, zero)
-        y = graph.op("MatMulIntegerToFloat", quantized_x, weight, one, weight_scale, zero, domain=MICROSOFT)
+        y = graph.op(
+            "MatMulIntegerToFloat",
+            quantized_x,
+            weight,
+            one,
+            weight_scale,
+            zero,
+            weight_zero,
+            domain=MICROSOFT,
+        )
         y = graph.op("Mul", y, row_scale)
         return y if bias is None else graph.op("Add", y, bias)
 

@@ -123,7 +123,8 @@ def _require(
             )
 
 
-def _session(bundle: Bundle, name: str) -> onnxruntime.InferenceSession:
+def session_options() -> onnxruntime.SessionOptions:
+    """The options every session is loaded with; int8 graphs are exact under these alone."""
     options = onnxruntime.SessionOptions()
     # One thread a call and no spinning: workers are the parallelism, and spinning threads halve
     # the throughput of two of them (docs/decisions).
@@ -136,10 +137,14 @@ def _session(bundle: Bundle, name: str) -> onnxruntime.InferenceSession:
     # Unpack int8 weights of float32 graphs once at load instead of in every call.
     options.add_session_config_entry("session.disable_quant_qdq", "1")
     options.log_severity_level = 3
+    return options
+
+
+def _session(bundle: Bundle, name: str) -> onnxruntime.InferenceSession:
     path = bundle.file(name)
     _check_external_files(bundle, path)
     try:
-        return onnxruntime.InferenceSession(str(path), options, providers=_PROVIDERS)
+        return onnxruntime.InferenceSession(str(path), session_options(), providers=_PROVIDERS)
     except Exception as error:
         raise BundleCorrupt(
             f"onnxruntime {onnxruntime.__version__} cannot load {path} ({type(error).__name__}); "
