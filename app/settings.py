@@ -139,8 +139,8 @@ class Settings(BaseSettings):
         description="Seconds without a sign of life after which a worker counts as stuck and probes fail.",
     )
     cors_origins: str = Field(
-        default="*",
-        description="Origins whose web pages may call the service, separated by commas; empty allows none.",
+        default="",
+        description="Origins whose web pages may call the service, separated by commas; * allows all.",
     )
     log_format: Literal["console", "json"] = Field(default="console", description="Form of the log lines.")
     log_level: Literal["debug", "info", "warning", "error"] = Field(

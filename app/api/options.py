@@ -24,5 +24,5 @@ class ApiOptions:
     max_text_characters: int = 250_000
     max_heartbeat_age_s: float = 30.0
     drain_s: float = 30.0
-    cors_origins: tuple[str, ...] = ("*",)
+    cors_origins: tuple[str, ...] = ()
     version: str = "0"

@@ -6,9 +6,12 @@ import pytest
 from fake_engine import FakeEngine
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
 
+from app.api import ApiOptions, create_app
 from app.api.languages import LanguageTable
 from app.errors import QueueFull, RequestTooLarge, ShuttingDown, WorkerFailed
+from app.observability import Metrics
 from app.runtime.request import PairInfo
 
 GOOD: dict[str, Any] = {"q": "good morning", "source": "en", "target": "pt"}
@@ -258,20 +261,31 @@ async def test_unknown_paths_and_methods_are_answered_in_this_shape(client: http
     assert response.headers["allow"] == "POST"
 
 
-async def test_web_pages_of_any_origin_may_ask(client: httpx.AsyncClient) -> None:
-    preflight = await client.options(
-        "/translate",
-        headers={
-            "Origin": "https://page.example",
-            "Access-Control-Request-Method": "POST",
-            "Access-Control-Request-Headers": "Content-Type",
-        },
+_PREFLIGHT = {
+    "Origin": "https://page.example",
+    "Access-Control-Request-Method": "POST",
+    "Access-Control-Request-Headers": "Content-Type",
+}
+
+
+async def test_web_pages_of_any_origin_may_ask_where_the_operator_allows_it() -> None:
+    application = create_app(
+        FakeEngine(), ApiOptions(cors_origins=("*",)), metrics=Metrics(CollectorRegistry())
     )
-    assert preflight.status_code == 200
-    assert preflight.headers["access-control-allow-origin"] == "*"
-    assert preflight.headers["access-control-max-age"] == "1728000"
+    transport = httpx.ASGITransport(application)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        preflight = await client.options("/translate", headers=_PREFLIGHT)
+        assert preflight.status_code == 200
+        assert preflight.headers["access-control-allow-origin"] == "*"
+        assert preflight.headers["access-control-max-age"] == "1728000"
+        response = await client.post("/translate", json=GOOD, headers={"Origin": "https://page.example"})
+        assert response.headers["access-control-allow-origin"] == "*"
+
+
+async def test_web_pages_may_not_ask_by_default(client: httpx.AsyncClient) -> None:
+    error_of(await client.options("/translate", headers=_PREFLIGHT), 405)
     response = await client.post("/translate", json=GOOD, headers={"Origin": "https://page.example"})
-    assert response.headers["access-control-allow-origin"] == "*"
+    assert "access-control-allow-origin" not in response.headers
 
 
 def table(*pairs: tuple[str, str]) -> LanguageTable:
