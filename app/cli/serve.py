@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import socket
 from collections.abc import Mapping
 from types import FrameType
@@ -73,6 +74,8 @@ def serve(overrides: Mapping[str, object]) -> None:
     Args:
         overrides: settings from the command line, by field name.
     """
+    # As process 1 of a container Python has no default action for SIGTERM; uvicorn's handler comes later.
+    signal.signal(signal.SIGTERM, _leave_while_loading)
     settings = load_settings(overrides)
     configure_logging(settings.log_format, settings.log_level)
     log: structlog.stdlib.BoundLogger = structlog.get_logger("dragoman.serve")
@@ -100,6 +103,11 @@ def serve(overrides: Mapping[str, object]) -> None:
     except SystemExit as ended:
         # Uvicorn has logged why it could not start; its own exit codes are not part of our contract.
         raise SystemExit(1 if ended.code else 0) from None
+
+
+def _leave_while_loading(sig: int, frame: FrameType | None) -> None:  # noqa: ARG001  # signal's signature
+    """Nothing is admitted yet, so there is nothing to drain."""
+    raise SystemExit(0)
 
 
 def api_options(settings: Settings) -> ApiOptions:
