@@ -8,7 +8,7 @@ from app.bundle import Bundle
 from app.cli import serve as serve_module
 
 
-def test_sigterm_while_the_bundles_load_ends_the_process_with_success(
+def test_sigterm_while_the_bundles_load_ends_the_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def stopped_by_the_operator(directory: Path) -> tuple[Bundle, ...]:
