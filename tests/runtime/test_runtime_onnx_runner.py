@@ -112,6 +112,7 @@ def test_a_failed_gathering_of_candidates_leaves_older_and_later_rows_right(
     # The same words again: a half-made union would be taken for a whole one.
     for index, source in ((2, 1), (3, 2), (4, 3)):
         lane.add(make_entry(SOURCES[source], outcomes[index]))
+        lane.tick()
     while lane.has_work:
         lane.tick()
     results = [outcomes[index][0].result for index in (0, 2, 3, 4)]
