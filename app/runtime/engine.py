@@ -275,7 +275,11 @@ class Engine:
     @staticmethod
     def _prepare(model: ServedModel, text: str, language: str) -> PreparedText:
         return prepare(
-            text, language=language, tokenizer=model.tokenizer, max_source_tokens=model.max_source_tokens
+            text,
+            language=language,
+            tokenizer=model.tokenizer,
+            max_source_tokens=model.max_source_tokens,
+            shortlist=model.shortlist,
         )
 
     async def _decode(
@@ -349,7 +353,7 @@ class Engine:
             max_target_tokens=limit,
             submitted_at_s=self._clock(),
             deliver=deliver,
-            candidates=None if model.shortlist is None else model.shortlist.candidates(segment.source_ids),
+            candidates=segment.candidates,
         )
 
 

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from app.decoding.hypothesis import FinishReason, Hypothesis
+from app.decoding.shortlist import Shortlist
 from app.runtime.request import SegmentResult, TextResult, TranslationWarning, WarningCode
+from app.runtime.runner import Int32Array
 from app.text import SegmentedText, Tokenizer, split, wrap
 
 
@@ -17,10 +19,12 @@ class PreparedSegment:
     Attributes:
         source: the slice of the text.
         source_ids: its token ids with the final end-of-sentence; at most the model's limit.
+        candidates: sorted token ids its translation is limited to, or None.
     """
 
     source: str
     source_ids: tuple[int, ...]
+    candidates: Int32Array | None = None
 
 
 @dataclass(frozen=True)
@@ -43,15 +47,27 @@ class PreparedText:
         return sum(len(segment.source_ids) for segment in self.segments)
 
 
-def prepare(text: str, *, language: str, tokenizer: Tokenizer, max_source_tokens: int) -> PreparedText:
-    """Cut a text into segments and tokenise them.
+def prepare(
+    text: str,
+    *,
+    language: str,
+    tokenizer: Tokenizer,
+    max_source_tokens: int,
+    shortlist: Shortlist | None = None,
+) -> PreparedText:
+    """Cut a text into segments, tokenise them and look up their candidates.
 
     Args:
         text: valid Unicode (`check_text`).
         language: BCP-47 code of the text, for sentence borders.
         tokenizer: the model's; characters it does not know are folded to plain ones where it can.
         max_source_tokens: a longer segment is wrapped, and reported.
+        shortlist: what limits the output, or None.
     """
+
+    def segment_of(source: str, ids: Sequence[int]) -> PreparedSegment:
+        return PreparedSegment(source, tuple(ids), None if shortlist is None else shortlist.candidates(ids))
+
     sentences = split(text, language)
     gaps: list[str] = [sentences.gaps[0]]
     segments: list[PreparedSegment] = []
@@ -59,7 +75,7 @@ def prepare(text: str, *, language: str, tokenizer: Tokenizer, max_source_tokens
     ids_of = tokenizer.encode_sources([tokenizer.fold_unknown(sentence) for sentence in sentences.segments])
     for sentence, ids, gap_after in zip(sentences.segments, ids_of, sentences.gaps[1:], strict=True):
         if len(ids) <= max_source_tokens:
-            segments.append(PreparedSegment(sentence, tuple(ids)))
+            segments.append(segment_of(sentence, ids))
         else:
             pieces = wrap(
                 sentence,
@@ -77,8 +93,7 @@ def prepare(text: str, *, language: str, tokenizer: Tokenizer, max_source_tokens
             gaps[-1] += pieces.gaps[0]
             piece_ids = tokenizer.encode_sources([tokenizer.fold_unknown(piece) for piece in pieces.segments])
             segments += [
-                PreparedSegment(piece, tuple(ids))
-                for piece, ids in zip(pieces.segments, piece_ids, strict=True)
+                segment_of(piece, ids) for piece, ids in zip(pieces.segments, piece_ids, strict=True)
             ]
             gaps += pieces.gaps[1:]
             # The last gap appended so far, inside or before the pieces, also holds what follows them.

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.decoding.hypothesis import FinishReason, Hypothesis
+from app.decoding.shortlist import Shortlist
 from app.runtime.preparation import assemble, prepare
 from app.runtime.request import WarningCode
 from app.text import Tokenizer
@@ -106,3 +108,17 @@ def test_a_translation_cut_by_its_limit_is_reported_at_its_segment(tokenizer: To
     assert (warning.code, warning.segment) == (WarningCode.TARGET_TRUNCATED, 1)
     assert "2 tokens" in warning.message
     assert [segment.finish_reason for segment in result.segments] == [FinishReason.EOS, FinishReason.LENGTH]
+
+
+def test_every_segment_wrapped_or_not_brings_its_candidates(tokenizer: Tokenizer) -> None:
+    size = tokenizer.vocabulary_size
+    offsets = np.arange(size + 1, dtype=np.int64)
+    shortlist = Shortlist(offsets, np.arange(size, dtype=np.int32), num_frequent=4)
+    text = "A cat.\n" + " ".join(["the cat sees a red bird"] * 5)
+    prepared = prepare(text, language="en", tokenizer=tokenizer, max_source_tokens=12, shortlist=shortlist)
+    assert len(prepared.segments) > 3
+    for segment in prepared.segments:
+        assert segment.candidates is not None
+        assert segment.candidates.tolist() == shortlist.candidates(segment.source_ids).tolist()
+    without = prepare(text, language="en", tokenizer=tokenizer, max_source_tokens=12)
+    assert {segment.candidates for segment in without.segments} == {None}
