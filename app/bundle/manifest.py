@@ -13,7 +13,9 @@ Variant = Literal["cpu-int8", "cpu-fp32"]
 LanguageCode = Annotated[str, Field(pattern=r"^[A-Za-z]{2,3}(-[A-Za-z0-9]{2,8})*$")]
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$", max_length=128)]
 """A plain name: bundles have no sub-folders, so nothing in them can point outside."""
-PositiveInt = Annotated[int, Field(ge=1)]
+PositiveInt = Annotated[int, Field(ge=1, le=1 << 20)]
+"""Bounded, so that a damaged number is refused instead of filling the memory."""
+NumLayers = Annotated[int, Field(ge=1, le=256)]
 
 
 class _Model(BaseModel):
@@ -40,8 +42,8 @@ class ModelSizes(_Model):
     d_model: PositiveInt
     num_heads: PositiveInt
     head_size: PositiveInt
-    encoder_layers: PositiveInt
-    decoder_layers: PositiveInt
+    encoder_layers: NumLayers
+    decoder_layers: NumLayers
     ffn_size: PositiveInt
     vocabulary_size: PositiveInt
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from app.bundle import Bundle, Variant
 from app.decoding.shortlist import Shortlist
-from app.errors import BundleCorrupt
+from app.errors import BundleCorrupt, BundleUnsupported
 from app.runtime.onnx_model import OnnxModel, load_model
 from app.runtime.onnx_runner import OnnxRunner
 from app.runtime.request import PairInfo
@@ -56,6 +56,11 @@ def load_served_model(bundle: Bundle, *, variant: Variant, max_rows: int, use_sh
         BundleError: something in the bundle cannot be used.
     """
     manifest = bundle.manifest
+    if any(pair.target_token_id is not None for pair in manifest.pairs):
+        raise BundleUnsupported(
+            f"bundle {manifest.id} chooses its target language by a token, which this version does not feed to "
+            "the model; export a bundle for one pair"
+        )
     model: OnnxModel = load_model(bundle, variant=variant, use_shortlist=use_shortlist)
     tokenizer = Tokenizer.open(bundle.file(manifest.tokenizer), eos_id=manifest.tokens.eos_id)
     if tokenizer.vocabulary_size != manifest.sizes.vocabulary_size:

@@ -178,6 +178,8 @@ EDITS: dict[str, Edit] = {
     "id that is a path": lambda d: d.update(id="../tiny"),
     "number as text": lambda d: d["sizes"].update(d_model="32"),
     "fraction of a layer": lambda d: d["sizes"].update(decoder_layers=1.5),
+    "more layers than fit in memory": lambda d: d["sizes"].update(decoder_layers=2**31),
+    "more positions than fit in memory": lambda d: d["limits"].update(max_target_tokens=2**40),
     "no heads": lambda d: d["sizes"].update(num_heads=0),
     "ratio not a number": lambda d: d["limits"].update(max_target_ratio=float("nan")),
     "infinite ratio": lambda d: d["limits"].update(max_target_ratio=float("inf")),
@@ -367,6 +369,12 @@ def test_a_variant_the_bundle_lacks_is_named_beside_those_it_has(folder: Path) -
     edit_manifest(folder, lambda document: document["variants"].pop("cpu-fp32"))
     with pytest.raises(BundleUnsupported, match="cpu-fp32; it has cpu-int8"):
         load_model(open_bundle(folder), variant="cpu-fp32", use_shortlist=False)
+
+
+def test_a_multilingual_bundle_is_refused_and_not_served_into_some_language(folder: Path) -> None:
+    edit_manifest(folder, lambda document: document["pairs"][0].update(target_token_id=5))
+    with pytest.raises(BundleUnsupported, match="by a token"):
+        serve(open_bundle(folder))
 
 
 def test_a_tokenizer_of_another_vocabulary_is_refused(folder: Path) -> None:
