@@ -58,8 +58,8 @@ def load_served_model(bundle: Bundle, *, variant: Variant, max_rows: int, use_sh
     manifest = bundle.manifest
     if any(pair.target_token_id is not None for pair in manifest.pairs):
         raise BundleUnsupported(
-            f"bundle {manifest.id} chooses its target language by a token, which this version does not feed to "
-            "the model; export a bundle for one pair"
+            f"bundle {manifest.id} chooses its target language by a token, which this version does not feed "
+            "to the model; export a bundle for one pair"
         )
     model: OnnxModel = load_model(bundle, variant=variant, use_shortlist=use_shortlist)
     tokenizer = Tokenizer.open(bundle.file(manifest.tokenizer), eos_id=manifest.tokens.eos_id)
