@@ -86,7 +86,7 @@ def measure_latency(url: str, sentences: Sequence[str]) -> tuple[list[float], fl
 
 
 async def measure_throughput(url: str, sentences: Sequence[str], num_clients: int) -> tuple[float, int]:
-    """Seconds and target tokens of a closed loop: every client sends the next sentence when it has an answer."""
+    """Seconds and target tokens of a closed loop: a client sends its next sentence when it has an answer."""
     left = iter(sentences)
     num_tokens = 0
 

@@ -84,9 +84,14 @@ def export_bundle(
         progress: told what is being done.
 
     Raises:
-        BundleError: the destination is taken.
+        BundleError: the destination is taken, or the variants lack ``cpu-fp32``.
         VerificationFailed: the fp32 graphs do not reproduce the PyTorch model.
     """
+    if "cpu-fp32" not in options.variants:
+        raise BundleError(
+            f"the variants are {', '.join(options.variants) or 'none'}; cpu-fp32 must be among them, since it is "
+            "what verification holds exact (its graphs add less than 0.1 MB)"
+        )
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         raise BundleError(f"{destination} exists and is not empty; remove it or name another folder")
     destination.parent.mkdir(parents=True, exist_ok=True)

@@ -71,7 +71,7 @@ def test_the_same_checkpoint_gives_the_same_bytes(tmp_path: Path) -> None:
 
 def test_both_variants_share_their_weights(tmp_path: Path) -> None:
     both = export_bundle(tiny_checkpoint(), tmp_path / "both", tiny_options())
-    one = export_bundle(tiny_checkpoint(), tmp_path / "one", tiny_options(variants=("cpu-int8",)))
+    one = export_bundle(tiny_checkpoint(), tmp_path / "one", tiny_options(variants=("cpu-fp32",)))
     sizes = [bundle.manifest.files["weights.bin"].size_bytes for bundle in (both, one)]
     assert sizes[0] == sizes[1]
 
@@ -167,3 +167,9 @@ def test_fp32_must_agree_in_every_segment_and_in_the_score(
     else:
         with pytest.raises(VerificationFailed):
             require_equal(report)
+
+
+def test_an_export_that_nothing_would_hold_exact_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match="cpu-fp32 must be among them"):
+        export_bundle(tiny_checkpoint(), tmp_path / "bundle", tiny_options(variants=("cpu-int8",)))
+    assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""The shipped bundles through the serving decoder: equal to their origin, and to themselves in any company."""
+"""The shipped bundles through the serving decoder: equal to their origin, and to themselves in company."""
 
 from __future__ import annotations
 
