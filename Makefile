@@ -3,8 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
-HOST ?= 127.0.0.1
-PORT ?= 8000
+# Given or not: without them DRAGOMAN_HOST and DRAGOMAN_PORT, or their defaults, hold.
+SERVE_OPTIONS := $(if $(HOST),--host $(HOST)) $(if $(PORT),--port $(PORT))
 
 .DEFAULT_GOAL := help
 .PHONY: help serve check test bench image-test bundles goldens clean
@@ -18,15 +18,17 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.serve: $(BIN)/python pyproject.toml constraints.txt
+	@echo "installing what serving needs into $(VENV) (about 220 MB)"
 	$(PIP) install -c constraints.txt -e ".[cpu]"
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.serve
+	@echo "installing PyTorch and the development tools into $(VENV) (about 1.1 GB more, some minutes)"
 	$(PIP) install -c constraints.txt -e ".[cpu,train,dev]"
 	@touch $@
 
-serve: $(VENV)/.serve ## Serve the shipped models on HOST:PORT (127.0.0.1:8000)
-	$(BIN)/dragoman serve --host $(HOST) --port $(PORT)
+serve: $(VENV)/.serve ## Serve the shipped models on 127.0.0.1:8000; HOST=... and PORT=... change it
+	$(BIN)/dragoman serve $(SERVE_OPTIONS)
 
 check: $(VENV)/.dev ## Lint, formatting and types
 	$(BIN)/ruff check .
