@@ -129,6 +129,12 @@ class Settings(BaseSettings):
         le=1_000_000_000,
         description="Most characters in one request, all its texts together.",
     )
+    keep_alive_s: int = Field(
+        default=120,
+        ge=1,
+        le=86_400,
+        description="Seconds an idle connection stays open; more than clients and proxies keep theirs.",
+    )
     drain_s: float = Field(
         default=30.0, ge=0, le=3600, description="Seconds that admitted work may take after SIGTERM."
     )

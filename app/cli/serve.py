@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import FrameType
+from typing import Any
 
 import structlog
 import uvicorn
@@ -15,6 +16,7 @@ from prometheus_client import CollectorRegistry
 from app.api import ApiOptions, create_app
 from app.api.engine_protocol import TranslationEngine
 from app.bundle import discover
+from app.cli.listening import Listeners
 from app.cli.opening import open_engine
 from app.cli.version import installed_version
 from app.observability import Metrics, configure_logging
@@ -32,10 +34,13 @@ class DrainingServer(uvicorn.Server):
     port closes and the process ends with exit code 0. A second signal ends it at once.
     """
 
-    def __init__(self, config: uvicorn.Config, engine: TranslationEngine, *, drain_s: float) -> None:
-        """Serve `config.app`, whose engine is `engine`."""
+    def __init__(
+        self, config: uvicorn.Config, engine: TranslationEngine, *, url: str, drain_s: float
+    ) -> None:
+        """Serve `config.app`, whose engine is `engine`; `url` is where clients find it."""
         super().__init__(config)
         self._engine = engine
+        self._url = url
         self._drain_s = drain_s
         self._loop: asyncio.AbstractEventLoop | None = None
         self._drain: asyncio.Task[None] | None = None
@@ -46,6 +51,11 @@ class DrainingServer(uvicorn.Server):
         """Serve until drained."""
         self._loop = asyncio.get_running_loop()
         await super().serve(sockets)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to accept connections, and say where."""
+        await super().startup(sockets)
+        self._log.info("listening", url=self._url)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002  # uvicorn's signature
         """Begin to drain; called in the main thread, between two of its instructions."""
@@ -79,30 +89,42 @@ def serve(overrides: Mapping[str, object]) -> None:
     settings = load_settings(overrides)
     configure_logging(settings.log_format, settings.log_level)
     log: structlog.stdlib.BoundLogger = structlog.get_logger("dragoman.serve")
-    metrics = Metrics(CollectorRegistry())
-    bundles = discover(settings.bundles)
-    engine = open_engine(bundles, settings, max_waiting_tokens=settings.max_waiting_tokens, observer=metrics)
-    log.info(
-        "loaded",
-        models=[f"{pair.source}-{pair.target}" for pair in engine.pairs],
-        variant=settings.variant,
-        num_workers=settings.num_workers,
-    )
-    config = uvicorn.Config(
-        create_app(engine, api_options(settings), metrics=metrics),
-        host=settings.host,
-        port=settings.port,
+    listeners = Listeners(settings.host, settings.port)
+    try:
+        metrics = Metrics(CollectorRegistry())
+        bundles = discover(settings.bundles)
+        engine = open_engine(
+            bundles, settings, max_waiting_tokens=settings.max_waiting_tokens, observer=metrics
+        )
+        log.info(
+            "loaded",
+            models=[f"{pair.source}-{pair.target}" for pair in engine.pairs],
+            variant=settings.variant,
+            num_workers=settings.num_workers,
+        )
+        config = server_config(create_app(engine, api_options(settings), metrics=metrics), settings)
+        listeners.listen()
+        DrainingServer(config, engine, url=listeners.url, drain_s=settings.drain_s).run(listeners.sockets)
+    except SystemExit as ended:
+        # Uvicorn has logged why it could not start; its own exit codes are not part of our contract.
+        raise SystemExit(1 if ended.code else 0) from None
+    finally:
+        listeners.close()
+
+
+def server_config(app: Callable[..., Any], settings: Settings) -> uvicorn.Config:
+    """The HTTP server's part of the settings."""
+    return uvicorn.Config(
+        app,
         lifespan="on",
         log_config=None,
         access_log=False,
         server_header=False,
+        # A server that closes idle connections before its clients do closes some at the very moment a
+        # request arrives, and that request is lost.
+        timeout_keep_alive=settings.keep_alive_s,
         timeout_graceful_shutdown=_ANSWER_S,
     )
-    try:
-        DrainingServer(config, engine, drain_s=settings.drain_s).run()
-    except SystemExit as ended:
-        # Uvicorn has logged why it could not start; its own exit codes are not part of our contract.
-        raise SystemExit(1 if ended.code else 0) from None
 
 
 def _leave_while_loading(sig: int, frame: FrameType | None) -> None:  # noqa: ARG001  # signal's signature

@@ -34,7 +34,7 @@ class Service:
         """Its address, as its log states it."""
 
         def addresses() -> list[str]:
-            return [line["event"].split()[3] for line in self.lines if "running on" in line["event"]]
+            return [line["url"] for line in self.lines if line["event"] == "listening"]
 
         self.wait_until(lambda: bool(addresses()), "the server to listen")
         return addresses()[0]

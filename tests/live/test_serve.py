@@ -1,11 +1,12 @@
 import signal
 import socket
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import pytest
-from service_process import Service, Start
+from service_process import WAIT_S, Service, Start
 
 from app.bundle import MANIFEST_NAME, default_directory
 
@@ -108,14 +109,26 @@ def test_texts_never_reach_the_log(start: Start, http: httpx.Client) -> None:
     ]
 
 
-def test_a_taken_port_ends_it_with_a_reason(start: Start) -> None:
+def test_a_taken_port_ends_it_in_one_line_before_any_model_is_loaded(start: Start) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        service = start(FAKE, "0", "--port", str(taken.getsockname()[1]))
+        port = taken.getsockname()[1]
+        # A folder that does not exist would be the next thing to complain about.
+        service = start("-m", "app", "serve", "--port", str(port), "--bundles", "/no/such")
         assert service.exit_code() == 1
-    assert "address already in use" in service.log_text()
-    assert "Traceback" not in service.log_text()
+    assert service.log_text() == f"dragoman: 127.0.0.1:{port} is taken; choose another with --port\n"
+
+
+def test_an_idle_connection_is_kept_as_long_as_the_setting_says(start: Start) -> None:
+    service = start(FAKE, "0", "--port", "0", DRAGOMAN_KEEP_ALIVE_S="1")
+    with httpx.Client(base_url=service.url, limits=httpx.Limits(keepalive_expiry=60)) as client:
+        stream = client.get("/livez").extensions["network_stream"]
+        connection: socket.socket = stream.get_extra_info("socket")
+        connection.settimeout(WAIT_S)
+        began_s = time.monotonic()
+        assert connection.recv(1) == b""
+        assert time.monotonic() - began_s > 0.9
 
 
 def test_a_misspelt_setting_ends_it_with_the_right_one(start: Start) -> None:
