@@ -95,8 +95,8 @@ def serve(
         shortlist: limits each source's output.
     """
     manifest = model.manifest
-    runner = OnnxRunner(model, max_rows=16)
-    lane = Lane(manifest.id, runner, max_admission_tokens=1024, observer=SilentObserver())
+    runner = OnnxRunner(model, max_rows=32)
+    lane = Lane(manifest.id, runner, max_admission_tokens=1024, min_newcomers=8, observer=SilentObserver())
     outcomes: dict[int, Outcome] = {}
     for index, ids in enumerate(sources):
         limit = _limit(manifest, ids)

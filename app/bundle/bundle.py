@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import reprlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,6 +93,7 @@ def open_bundle(path: Path, *, verify: bool = True) -> Bundle:
 
 
 def _read_manifest(path: Path) -> Manifest:
+    _check_is_inside(path, path.parent)
     if (size := path.stat().st_size) > _MAX_MANIFEST_BYTES:
         raise BundleCorrupt(
             f"{path} has {size} bytes; a manifest has at most {_MAX_MANIFEST_BYTES}. Export it again"
@@ -104,8 +106,8 @@ def _read_manifest(path: Path) -> Manifest:
     version = document.get("format_version") if isinstance(document, dict) else None
     if version != FORMAT_VERSION:
         raise BundleUnsupported(
-            f"{path} states format version {version!r}; this version of dragoman reads {FORMAT_VERSION}. "
-            "Export the bundle again with this version"
+            f"{path} states format version {reprlib.repr(version)}; this version of dragoman reads "
+            f"{FORMAT_VERSION}. Export the bundle again with this version"
         )
     try:
         return Manifest.model_validate_json(raw)
@@ -121,8 +123,7 @@ def _check_file(folder: Path, name: str, record: FileRecord, *, verify: bool) ->
     path = folder / name
     if not path.is_file():
         raise BundleCorrupt(f"{path} is missing; restore it or export the bundle again")
-    if path.resolve().parent != folder.resolve():
-        raise BundleCorrupt(f"{path} is a link out of its bundle; replace it by the file itself")
+    _check_is_inside(path, folder)
     if (size := path.stat().st_size) != record.size_bytes:
         raise BundleCorrupt(
             f"{path} has {size} bytes, the manifest says {record.size_bytes}; restore it or export the "
@@ -133,6 +134,11 @@ def _check_file(folder: Path, name: str, record: FileRecord, *, verify: bool) ->
             f"{path} has sha256 {found}, the manifest says {record.sha256}; restore it or export the "
             "bundle again"
         )
+
+
+def _check_is_inside(path: Path, folder: Path) -> None:
+    if path.resolve().parent != folder.resolve():
+        raise BundleCorrupt(f"{path} is a link out of its bundle; replace it by the file itself")
 
 
 def sha256_of(path: Path) -> str:

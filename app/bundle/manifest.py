@@ -16,6 +16,8 @@ FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$", max_le
 PositiveInt = Annotated[int, Field(ge=1, le=1 << 20)]
 """Bounded, so that a damaged number is refused instead of filling the memory."""
 NumLayers = Annotated[int, Field(ge=1, le=256)]
+NumPositions = Annotated[int, Field(ge=8, le=1 << 14)]
+"""Below 8 a word might not fit into a segment."""
 
 
 class _Model(BaseModel):
@@ -71,8 +73,8 @@ class Limits(_Model):
         max_target_ratio: default limit of target tokens per source token.
     """
 
-    max_source_tokens: PositiveInt
-    max_target_tokens: PositiveInt
+    max_source_tokens: NumPositions
+    max_target_tokens: NumPositions
     max_target_ratio: Annotated[float, Field(gt=0, le=10)]
 
 

@@ -48,8 +48,16 @@ class Admission:
             QueueFull: it does not fit now; says when it may.
         """
         self.check_size(num_tokens)
+        self.grow(num_tokens)
+
+    def grow(self, num_tokens: int) -> None:
+        """Admit this many tokens more, or give some back when negative.
+
+        Raises:
+            QueueFull: they do not fit now; says when they may.
+        """
         excess = self._num_waiting_tokens + num_tokens - self._max_waiting_tokens
-        if excess > 0:
+        if excess > 0 and num_tokens > 0:
             raise QueueFull(
                 f"{self._num_waiting_tokens} tokens are waiting and the limit is {self._max_waiting_tokens}; "
                 f"this request needs about {num_tokens} more. Try again after the time in Retry-After",
@@ -68,10 +76,6 @@ class Admission:
                 f"the request has about {num_tokens} tokens and this service holds at most "
                 f"{self._max_waiting_tokens} at a time; send it in smaller parts"
             )
-
-    def correct(self, num_tokens: int) -> None:
-        """Add to (or take from) what is waiting once a request's exact size is known."""
-        self._count(num_tokens)
 
     def finish(self, num_tokens: int) -> None:
         """Take tokens out that were translated."""
@@ -114,9 +118,10 @@ class Ticket:
 
         Raises:
             RequestTooLarge: the exact count exceeds the whole budget.
+            QueueFull: it does not fit beside what is waiting; the estimate was too low.
         """
         self._admission.check_size(num_tokens)
-        self._admission.correct(num_tokens - self._num_tokens)
+        self._admission.grow(num_tokens - self._num_tokens)
         self._num_tokens = num_tokens
 
     def finish(self, num_tokens: int) -> None:

@@ -26,8 +26,10 @@ from app.text import Tokenizer, check_text
 
 Result = TypeVar("Result")
 
-_INLINE_CHARACTERS = 2000
+_INLINE_CHARACTERS = 600
 """Shorter requests are tokenised on the loop: handing them to a thread would take longer."""
+_ENTRIES_PER_TURN = 128
+"""Segments queued before other requests get the loop."""
 _CHARACTERS_PER_TOKEN = 4
 """For the estimate before any work; corrected to the exact count after tokenising."""
 
@@ -89,6 +91,7 @@ class Engine:
                         model.id,
                         model.make_runner(),
                         max_admission_tokens=options.max_admission_tokens,
+                        min_newcomers=max(1, options.max_rows // 4),
                         observer=observer,
                         clock=clock,
                     )
@@ -322,6 +325,8 @@ class Engine:
                 self._workers[worker_index].submit(model.id, entry)
                 self._tokens_of_worker[worker_index] += entry.num_source_tokens
                 entries.append(entry)
+                if index % _ENTRIES_PER_TURN == _ENTRIES_PER_TURN - 1:
+                    await asyncio.sleep(0)  # thousands of segments must not hold up everyone else
             await done
         except BaseException:
             done.cancel()

@@ -61,6 +61,7 @@ class Entry:
         self.admitted_at_s: float | None = None
         self._deliver = deliver
         self._cancelled = False
+        self._on_cancel: Callable[[], None] = _nobody_watches
         self._resolved = False
 
     @property
@@ -76,6 +77,13 @@ class Entry:
     def cancel(self) -> None:
         """Ask for the entry to leave; its rows go at the next step. Idempotent, any thread."""
         self._cancelled = True
+        self._on_cancel()
+
+    def watch_cancellation(self, on_cancel: Callable[[], None]) -> None:
+        """Call `on_cancel` when the entry is cancelled, from the cancelling thread, or now if it was."""
+        self._on_cancel = on_cancel
+        if self._cancelled:
+            on_cancel()
 
     def resolve(self, result: Hypothesis | DragomanError, *, now_s: float) -> None:
         """Deliver the answer; later calls do nothing, so an entry is answered exactly once."""
@@ -86,3 +94,7 @@ class Entry:
         self._deliver(
             Outcome(result, queue_s=admitted_at_s - self.submitted_at_s, decode_s=now_s - admitted_at_s)
         )
+
+
+def _nobody_watches() -> None:
+    """The entry is not queued yet."""

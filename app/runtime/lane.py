@@ -27,6 +27,7 @@ class Lane:
         runner: ModelRunner,
         *,
         max_admission_tokens: int,
+        min_newcomers: int = 1,
         observer: RuntimeObserver,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -36,12 +37,15 @@ class Lane:
             model: bundle id, for events and errors.
             runner: owned by this lane; not shared.
             max_admission_tokens: see `Scheduler`.
+            min_newcomers: see `Scheduler`.
             observer: told of every step.
             clock: monotonic seconds.
         """
         self.model = model
         self._runner = runner
-        self._scheduler = Scheduler(runner.groups, max_admission_tokens=max_admission_tokens)
+        self._scheduler = Scheduler(
+            runner.groups, max_admission_tokens=max_admission_tokens, min_newcomers=min_newcomers
+        )
         self._observer = observer
         self._clock = clock
 

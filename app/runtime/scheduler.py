@@ -1,8 +1,9 @@
 """Who waits and who runs. Pure: no thread, no clock, no model.
 
 Waiting entries are kept in arrival order per row group. At every step `schedule` seats the oldest
-entries whose group has a free slot, as many as the token budget allows; the oldest of all is never
-passed over while its group has room, and within a group nobody overtakes, so none is starved.
+entries whose group has room, as many as the token budget allows; the oldest of all is never passed
+over while its group has room, and within a group nobody overtakes, so none is starved. Under load a
+group takes newcomers a few at a time, since encoding them together is cheaper.
 Groups with running rows take turns (`next_group`): short sentences do not wait for a long one to
 finish, nor the reverse.
 """
@@ -39,20 +40,29 @@ class Departure:
 class Scheduler:
     """Decides, step by step, which entries of one model run."""
 
-    def __init__(self, groups: Sequence[RowGroup], *, max_admission_tokens: int) -> None:
+    def __init__(
+        self, groups: Sequence[RowGroup], *, max_admission_tokens: int, min_newcomers: int = 1
+    ) -> None:
         """Create an empty schedule.
 
         Args:
             groups: the runner's row groups, shortest source length first.
             max_admission_tokens: padded source tokens encoded at most between two steps, so that
                 newcomers do not stall running rows; the oldest entry is admitted even alone above it.
+            min_newcomers: while more wait for a group than it has free slots, it takes newcomers only
+                this many at once: encoding a few sentences together is cheaper than one by one.
         """
+        self._min_newcomers = min_newcomers
         self._groups = tuple(groups)
         self._max_admission_tokens = max_admission_tokens
         self._waiting: list[deque[tuple[int, Entry]]] = [deque() for _ in groups]
         self._running: list[RowSlots[Entry]] = [RowSlots(group.max_rows) for group in groups]
         self._num_arrivals = 0
         self._last_group = -1
+        self._cancellation_noted = False
+
+    def _note_cancellation(self) -> None:
+        self._cancellation_noted = True
 
     @property
     def has_work(self) -> bool:
@@ -76,6 +86,7 @@ class Scheduler:
 
     def add(self, entry: Entry) -> None:
         """Queue an entry behind all that arrived before it."""
+        entry.watch_cancellation(self._note_cancellation)
         self._waiting[self.group_of(entry.num_source_tokens)].append((self._num_arrivals, entry))
         self._num_arrivals += 1
 
@@ -87,21 +98,23 @@ class Scheduler:
         """Seat waiting entries, oldest first, within free slots and the token budget."""
         admissions: list[Admission] = []
         num_tokens = 0
-        while (group := self._oldest_seatable()) is not None:
+        open_groups = [group for group in range(len(self._groups)) if self._takes_newcomers(group)]
+        while open_groups:
+            group = min(open_groups, key=lambda group: self._waiting[group][0][0])
             num_tokens += self._groups[group].source_length
             if admissions and num_tokens > self._max_admission_tokens:
                 break
             _, entry = self._waiting[group].popleft()
             admissions.append(Admission(entry, group, self._running[group].take(entry)))
+            if not (self._waiting[group] and self._running[group].num_free):
+                open_groups.remove(group)
         return admissions
 
-    def _oldest_seatable(self) -> int | None:
-        seatable = [
-            (waiting[0][0], group)
-            for group, waiting in enumerate(self._waiting)
-            if waiting and self._running[group].num_free
-        ]
-        return min(seatable)[1] if seatable else None
+    def _takes_newcomers(self, group: int) -> bool:
+        """Whether the group has room for all who wait for it, or for enough to be worth an encoder call."""
+        num_waiting, slots = len(self._waiting[group]), self._running[group]
+        wanted = min(num_waiting, self._min_newcomers, self._groups[group].max_rows)
+        return num_waiting > 0 and slots.num_free >= wanted
 
     def next_group(self) -> int | None:
         """The group whose rows take the next step: round robin over those that have rows."""
@@ -119,6 +132,9 @@ class Scheduler:
 
     def remove_cancelled(self) -> tuple[list[Entry], list[Departure]]:
         """Take out every cancelled entry: those that waited, and those that held a slot."""
+        if not self._cancellation_noted:
+            return [], []
+        self._cancellation_noted = False  # before looking: whoever cancels later notes it again
         never_ran: list[Entry] = []
         for group, waiting in enumerate(self._waiting):
             if any(entry.cancelled for _, entry in waiting):

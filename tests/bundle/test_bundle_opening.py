@@ -179,6 +179,8 @@ EDITS: dict[str, Edit] = {
     "number as text": lambda d: d["sizes"].update(d_model="32"),
     "fraction of a layer": lambda d: d["sizes"].update(decoder_layers=1.5),
     "more layers than fit in memory": lambda d: d["sizes"].update(decoder_layers=2**31),
+    "layers nobody would build": lambda d: d["sizes"].update(decoder_layers=10**6),
+    "sources shorter than a word": lambda d: d["limits"].update(max_source_tokens=2),
     "more positions than fit in memory": lambda d: d["limits"].update(max_target_tokens=2**40),
     "no heads": lambda d: d["sizes"].update(num_heads=0),
     "ratio not a number": lambda d: d["limits"].update(max_target_ratio=float("nan")),
@@ -212,6 +214,21 @@ def test_a_link_out_of_the_folder_is_refused_and_one_inside_is_not(folder: Path,
     moved.rename(folder / "weights.real")
     (folder / "weights.bin").symlink_to("weights.real")
     assert open_bundle(folder, verify=verify).manifest.id == "tiny"
+
+
+def test_a_manifest_that_is_a_link_out_of_the_folder_is_refused(folder: Path) -> None:
+    moved = folder.parent.parent / "elsewhere.json"
+    (folder / MANIFEST_NAME).rename(moved)
+    (folder / MANIFEST_NAME).symlink_to(moved)
+    with pytest.raises(BundleCorrupt, match="link out of its bundle"):
+        open_bundle(folder)
+
+
+def test_a_version_of_any_length_is_named_in_a_short_message(folder: Path) -> None:
+    edit_manifest(folder, lambda document: document.update(format_version="9" * 3000))
+    with pytest.raises(BundleUnsupported) as refused:
+        open_bundle(folder)
+    assert len(refused.value.message) < 400 + len(str(folder))
 
 
 def test_a_linked_bundle_folder_is_opened_like_the_folder(folder: Path, tmp_path: Path) -> None:

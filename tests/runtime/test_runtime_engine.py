@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 
 import numpy as np
@@ -21,6 +22,7 @@ from app.errors import (
 )
 from app.runtime import worker as worker_module
 from app.runtime.engine import Engine, EngineOptions, ServedModel
+from app.runtime.entry import Entry
 from app.runtime.events import SilentObserver
 from app.runtime.request import PairInfo, TranslationRequest, WarningCode
 from app.runtime.runner import Int64Array, RowGroup, SourceRow, StepOutput
@@ -416,3 +418,48 @@ async def test_the_first_of_two_models_serves_their_common_pair(make_engine: Mak
     engine = make_engine(pairs=(("en", "pt"), ("EN", "pt"), ("de", "pt")))
     assert engine.check_pair("en", "pt").model == "en-pt"
     assert [pair.model for pair in engine.pairs] == ["de-pt", "en-pt"]
+
+
+async def test_a_request_larger_than_its_estimate_is_refused_beside_others_and_gives_everything_back(
+    make_engine: MakeEngine,
+) -> None:
+    gate = Gate()
+    engine = make_engine(before_step=gate, max_waiting_tokens=120)
+    first = asyncio.create_task(engine.translate(request("a b c d e f. " * 6)))
+    await gate.wait_reached()
+    before = engine.num_waiting_tokens
+    # About a token per character: the estimate of a quarter lets it in, the exact count does not.
+    dense = "qxz kjw vyq " * 6
+    assert before + len(dense) // 4 + 1 <= 120
+    with pytest.raises(QueueFull):
+        await engine.translate(request(dense))
+    assert engine.num_waiting_tokens == before
+    gate.opened.set()
+    await first
+    assert engine.num_waiting_tokens == 0
+
+
+async def test_queueing_thousands_of_segments_lets_the_loop_breathe(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine(max_waiting_tokens=10**6)
+    turns = 0
+    submissions_of_turn: Counter[int] = Counter()
+    submit = worker_module.Worker.submit
+
+    def counted(self: worker_module.Worker, model: str, entry: Entry) -> None:
+        submissions_of_turn[turns] += 1
+        submit(self, model, entry)
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(worker_module.Worker, "submit", counted)
+    busy = asyncio.create_task(others())
+    await engine.translate(request("The cat.\n" * 1000))
+    busy.cancel()
+    assert sum(submissions_of_turn.values()) == 1000
+    assert max(submissions_of_turn.values()) <= 128

@@ -186,3 +186,45 @@ def test_full_slots_refuse_an_occupant_and_empty_slots_cannot_be_left() -> None:
         with pytest.raises(RuntimeError, match="is empty"):
             slots.leave(slot)
     assert slots.occupants == ("a",)
+
+
+def running_full(scheduler: Scheduler, num_rows: int, num_more: int) -> list[Entry]:
+    """Fill the only group, leave more waiting, and return the running entries."""
+    for _ in range(num_rows + num_more):
+        scheduler.add(entry_of(2))
+    running = [admission.entry for admission in scheduler.schedule()]
+    assert len(running) == num_rows
+    return running
+
+
+def test_under_load_newcomers_are_taken_a_few_at_a_time() -> None:
+    scheduler = Scheduler([RowGroup(4, 8)], max_admission_tokens=10**6, min_newcomers=3)
+    running = running_full(scheduler, 8, 5)
+    for entry in running[:2]:
+        scheduler.leave(0, entry)
+        assert scheduler.schedule() == []
+    scheduler.leave(0, running[2])
+    assert [admission.slot for admission in scheduler.schedule()] == [5, 6, 7]
+
+
+def test_nobody_waits_for_company_when_there_is_room_for_all_who_wait() -> None:
+    scheduler = Scheduler([RowGroup(4, 8)], max_admission_tokens=10**6, min_newcomers=3)
+    running = running_full(scheduler, 8, 1)
+    scheduler.leave(0, running[0])
+    assert len(scheduler.schedule()) == 1
+
+
+def test_a_group_smaller_than_the_wanted_company_still_takes_newcomers() -> None:
+    scheduler = Scheduler([RowGroup(4, 2)], max_admission_tokens=10**6, min_newcomers=8)
+    for entry in running_full(scheduler, 2, 5):
+        scheduler.leave(0, entry)
+    assert len(scheduler.schedule()) == 2
+
+
+def test_an_entry_cancelled_before_it_is_queued_never_runs() -> None:
+    scheduler = Scheduler([RowGroup(4, 2)], max_admission_tokens=10**6)
+    entry = entry_of(2)
+    entry.cancel()
+    scheduler.add(entry)
+    assert scheduler.remove_cancelled() == ([entry], [])
+    assert scheduler.schedule() == []
