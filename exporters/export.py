@@ -89,7 +89,7 @@ def export_bundle(
     """
     if "cpu-fp32" not in options.variants:
         raise BundleError(
-            f"the variants are {', '.join(options.variants) or 'none'}; cpu-fp32 must be among them, since it "
+            f"the variants are {', '.join(options.variants) or 'none'}; cpu-fp32 must be one of them, since it "
             "is what verification holds exact (its graphs add less than 0.1 MB)"
         )
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
