@@ -156,12 +156,12 @@ def verify(bundles: Bundles = None, as_json: AsJson = False) -> None:
 
 
 @cli.command()
-def settings() -> None:
+def settings(as_json: AsJson = False) -> None:
     """List every setting: its environment variable, its value now, its meaning."""
     from app.cli.settings_table import print_settings
     from app.settings import load_settings
 
-    print_settings(load_settings())
+    print_settings(load_settings(), as_json=as_json)
 
 
 @cli.command(
@@ -176,8 +176,13 @@ def export(context: typer.Context) -> None:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in _TRAINING_MODULES:
             raise
-        print(f"export needs {error.name}; install it with: pip install 'dragoman[train]'", file=sys.stderr)
-        raise typer.Exit(_EXIT_FAILED) from None
+        from app.cli.export_help import EXPORT_HELP, needs
+
+        if context.args and not {"-h", "--help"} & set(context.args):
+            print(needs(str(error.name)), file=sys.stderr)
+            raise typer.Exit(_EXIT_FAILED) from None
+        print(f"{EXPORT_HELP}\n{needs(str(error.name))}")
+        raise typer.Exit from None
     exporter(args=context.args, prog_name="dragoman export")
 
 

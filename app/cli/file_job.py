@@ -98,11 +98,14 @@ class PartialOutput:
             force: write over an existing output; without `resume`, over a partial one too.
 
         Raises:
-            InvalidOption: a file is in the way, or the partial output belongs to another job.
+            InvalidOption: the folder is missing, a file is in the way, or the partial output belongs to
+                another job.
         """
         self._output = output
         self.partial = output.with_name(f"{output.name}.partial")
         self._facts = output.with_name(f"{output.name}.partial.json")
+        if not output.parent.is_dir():
+            raise InvalidOption(f"{output.parent} is not a folder; make it, or name another output")
         if output.exists() and not force:
             raise InvalidOption(f"{output} exists; name another file, or pass --force to replace it")
         if self.partial.exists() and not (resume or force):

@@ -74,11 +74,15 @@ def bundle_folders(directory: Path) -> Iterator[Path]:
     """Folders that hold a manifest: `directory` itself, or those in it, by name.
 
     Raises:
-        BundleNotFound: there is none.
+        BundleNotFound: there is none; in the words of `discover`.
     """
     if (directory / MANIFEST_NAME).is_file():
         yield directory
         return
+    if not directory.is_dir():
+        raise BundleNotFound(
+            f"{directory} is not a folder; name a folder of bundles, or make one with `dragoman export`"
+        )
     manifests = sorted(directory.glob(f"*/{MANIFEST_NAME}"))
     if not manifests:
         raise BundleNotFound(

@@ -1,6 +1,7 @@
 import importlib
 import json
 import shutil
+import signal
 import subprocess
 import sys
 from importlib import metadata
@@ -8,9 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer.main
 
 from app.__main__ import main
 from app.bundle import MANIFEST_NAME, default_directory
+from app.cli import serve as serve_module
+from app.settings import Settings
 
 SHIPPED = default_directory() / "en-pt"
 shipped = pytest.mark.skipif(
@@ -64,26 +68,69 @@ def test_an_unknown_command_or_option_is_a_usage_error(capsys: pytest.CaptureFix
     assert "Traceback" not in capsys.readouterr().err
 
 
-def test_settings_are_listed_with_their_values(
+@pytest.mark.parametrize("columns", ["20", "80", "200"])
+def test_settings_are_listed_whole_at_any_width(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: str
+) -> None:
+    long = "https://a-page-with-a-long-name.example,https://another-page-with-a-long-name.example"
+    monkeypatch.setenv("DRAGOMAN_CORS_ORIGINS", long)
+    monkeypatch.setenv("COLUMNS", columns)
+    assert run("settings") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert f"DRAGOMAN_CORS_ORIGINS={long}" in lines
+    assert [line.partition("=")[0] for line in lines if not line.startswith(" ")] == [
+        f"DRAGOMAN_{name.upper()}" for name in Settings.model_fields
+    ]
+    words = " ".join(line.strip() for line in lines if line.startswith(" "))
+    assert words == " ".join(str(field.description) for field in Settings.model_fields.values())
+
+
+def test_settings_are_listed_for_programs(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DRAGOMAN_PORT", "9123")
-    monkeypatch.setenv("COLUMNS", "200")
-    assert run("settings") == 0
-    line = next(line for line in capsys.readouterr().out.splitlines() if "DRAGOMAN_PORT" in line)
-    assert "9123" in line
+    assert run("settings", "--json") == 0
+    listed = {fact["variable"]: fact for fact in json.loads(capsys.readouterr().out)}
+    assert listed["DRAGOMAN_PORT"] == {
+        "variable": "DRAGOMAN_PORT",
+        "value": 9123,
+        "meaning": Settings.model_fields["port"].description,
+    }
+    assert listed["DRAGOMAN_USE_SHORTLIST"]["value"] is True
+    assert len(listed) == len(Settings.model_fields)
 
 
-def test_export_without_its_libraries_says_what_to_install(
+def without_torch(name: str) -> Any:
+    assert name == "exporters.cli"
+    raise ModuleNotFoundError("No module named 'torch'", name="torch")
+
+
+def test_export_without_its_libraries_says_what_works_from_a_checkout(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def missing(name: str) -> Any:
-        assert name == "exporters.cli"
-        raise ModuleNotFoundError("No module named 'torch'", name="torch")
+    monkeypatch.setattr(importlib, "import_module", without_torch)
+    assert run("export", "marian", "folder") == 1
+    errors = capsys.readouterr().err
+    assert "export needs torch" in errors
+    assert "pip install -c constraints.txt -e '.[cpu,train]'" in errors
+    assert "make test" in errors
+    assert "dragoman[train]" not in errors
 
-    monkeypatch.setattr(importlib, "import_module", missing)
-    assert run("export", "--help") == 1
-    assert "pip install 'dragoman[train]'" in capsys.readouterr().err
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["marian", "-h"]])
+def test_export_explains_itself_without_its_libraries(
+    arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(importlib, "import_module", without_torch)
+        assert run("export", *arguments) == 0
+    shown = capsys.readouterr().out
+    assert "Usage: dragoman export" in shown
+    assert "constraints.txt" in shown
+    # With the libraries the exporters' own help is shown; both must know the same commands.
+    exporter = pytest.importorskip("exporters.cli").app
+    for command in typer.main.get_command(exporter).commands:  # type: ignore[attr-defined]
+        assert f"  {command} " in shown
 
 
 def test_export_hands_all_its_arguments_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,13 +146,23 @@ def test_export_hands_all_its_arguments_on(monkeypatch: pytest.MonkeyPatch) -> N
     assert seen == {"args": ["marian", "folder", "--output", "x", "--help"], "prog_name": "dragoman export"}
 
 
-def test_a_folder_without_bundles_is_an_error_in_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_folder_without_bundles_is_an_error_in_one_line_and_the_same_everywhere(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for command in (["models", "list"], ["models", "verify"]):
-        assert run(*command, "--bundles", tmp_path) == 1
-        errors = capsys.readouterr().err
-        assert errors.startswith("dragoman: no bundle")
+    # `serve` would leave its signal handler and its log handlers to the tests after this one.
+    monkeypatch.setattr(signal, "signal", lambda number, handler: None)
+    monkeypatch.setattr(serve_module, "configure_logging", lambda *arguments: None)
+    commands = (["models", "list"], ["models", "verify"], ["serve", "--port", "0"])
+    for folder, message in (
+        (tmp_path, "no bundle"),
+        (tmp_path / "absent", f"{tmp_path / 'absent'} is not a"),
+    ):
+        said = set()
+        for command in commands:
+            assert run(*command, "--bundles", folder) == 1
+            said.add(capsys.readouterr().err)
+        (errors,) = said
+        assert errors.startswith(f"dragoman: {message}")
         assert errors.count("\n") == 1
 
 
@@ -115,8 +172,31 @@ def test_the_shipped_bundles_are_listed(capsys: pytest.CaptureFixture[str]) -> N
     listed = json.loads(capsys.readouterr().out)
     assert {"source": "en", "target": "pt"} in [pair for model in listed for pair in model["pairs"]]
     assert all(model["size_bytes"] > 0 and model["licence"] for model in listed)
+
+
+@shipped
+def test_models_are_listed_one_variant_a_line_within_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("models", "list") == 0
-    assert "en to pt" in capsys.readouterr().out
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines[:-1])) <= 80
+    assert lines[0].split() == ["bundle", "pair", "variant", "MB", "BLEU", "chrF", "licence"]
+    manifest = json.loads((SHIPPED / MANIFEST_NAME).read_text())
+    score = next(
+        score
+        for score in manifest["quality"]
+        if (score["test_set"], score["variant"]) == ("flores200-dev", "cpu-int8")
+    )
+    num_bytes = sum(record["size_bytes"] for record in manifest["files"].values())
+    assert [
+        manifest["id"],
+        "en-pt",
+        "cpu-int8",
+        f"{num_bytes / 1e6:.1f}",
+        f"{score['bleu']:.1f}",
+        f"{score['chrf']:.1f}",
+        manifest["licence"],
+    ] in [line.split() for line in lines]
+    assert sum(" cpu-" in line for line in lines) == 4
 
 
 @shipped

@@ -134,6 +134,16 @@ def test_an_existing_output_is_replaced_only_by_force(
     assert output.read_bytes() == source_file.read_bytes().upper()
 
 
+def test_an_output_in_a_missing_folder_names_the_folder(
+    engine: LineEngine, source_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "absent"
+    assert run("translate", "--workers", "1", "-i", source_file, "-o", folder / "x") == 2
+    assert capsys.readouterr().err == (
+        f"dragoman: {folder} is not a folder; make it, or name another output\n"
+    )
+
+
 def test_the_input_is_never_the_output(engine: LineEngine, source_file: Path) -> None:
     before = source_file.read_bytes()
     assert run("translate", "-i", source_file, "-o", source_file, "--force") == 2
