@@ -29,11 +29,13 @@ def docs_page(openapi: dict[str, Any]) -> str:
         f"<title>{escape(info['title'])}</title><style>{_STYLE}</style>",
         f"<h1>{escape(info['title'])} {escape(info['version'])}</h1>",
         f"<p>{escape(info.get('description', ''))}</p>",
-        '<p>For programs: <a href="openapi.json">openapi.json</a></p>',
+        '<p>For programs: <a href="openapi.json">openapi.json</a>. What can go wrong: '
+        '<a href="#errors">errors</a>.</p>',
     ]
     for path, operations in openapi["paths"].items():
         for method, operation in operations.items():
             parts += _operation(openapi, path, method, operation)
+    parts += _errors(openapi)
     return "\n".join(parts)
 
 
@@ -46,10 +48,36 @@ def _operation(openapi: dict[str, Any], path: str, method: str, operation: dict[
         yield from _schema(openapi, next(iter(body.values())))
     yield "<h3>Answers</h3>"
     for status, response in operation.get("responses", {}).items():
-        yield f"<p><b>{escape(str(status))}</b> {escape(response.get('description', ''))}</p>"
+        codes = [code["code"] for code in openapi["x-error-codes"] if str(_status(code, path)) == str(status)]
+        named = f" <code>{escape(', '.join(codes))}</code>" if codes and str(status) != "200" else ""
+        yield f"<p><b>{escape(str(status))}</b> {escape(response.get('description', ''))}{named}</p>"
         content = response.get("content", {})
         if content and str(status) == "200":
             yield from _schema(openapi, next(iter(content.values())))
+
+
+def _status(code: dict[str, Any], path: str) -> int:
+    return int(code["status" if path.startswith("/v1/") else "libretranslate_status"])
+
+
+def _errors(openapi: dict[str, Any]) -> Iterator[str]:
+    """The shapes of error bodies, and every code."""
+    yield "<h2 id=errors>Errors</h2><h3>Body below /v1</h3>"
+    yield from _schema(openapi, {"schema": {"$ref": "#/components/schemas/ErrorAnswer"}})
+    yield "<h3>Body at every other path</h3>"
+    yield from _schema(openapi, {"schema": {"$ref": "#/components/schemas/LibreTranslateError"}})
+    yield (
+        "<p>Retryable errors carry a Retry-After header, in seconds. Every answer carries X-Request-ID, "
+        "under which the service's log has it.</p>"
+        "<h3>Codes</h3><table><tr><th>Code<th>Status below /v1<th>elsewhere<th>Retryable<th>Meaning</tr>"
+    )
+    for code in openapi["x-error-codes"]:
+        yield (
+            f"<tr><td><code>{escape(code['code'])}</code><td>{code['status']}"
+            f"<td>{code['libretranslate_status']}<td>{'yes' if code['retryable'] else 'no'}"
+            f"<td>{escape(code['meaning'])}</tr>"
+        )
+    yield "</table>"
 
 
 def _schema(openapi: dict[str, Any], media: dict[str, Any]) -> Iterator[str]:

@@ -71,6 +71,10 @@ LIBRETRANSLATE_STATUS_OF: Mapping[type[DragomanError], int] = {
 """The same for LibreTranslate's clients, who expect 400 for all that they can mend."""
 
 _HTTP_CODES = {404: "not_found", 405: "method_not_allowed"}
+_HTTP_MESSAGES = {
+    404: "there is no such path; see /docs",
+    405: "this path does not take this method; see the Allow header and /docs",
+}
 _RETRY_AFTER_S = 1
 
 
@@ -86,15 +90,15 @@ class Dialect(Enum):
         return cls.NATIVE if path == "/v1" or path.startswith("/v1/") else cls.LIBRETRANSLATE
 
 
-def status_of(error: DragomanError, dialect: Dialect) -> int:
-    """The error's status in a dialect."""
+def status_of_class(error: type[DragomanError], dialect: Dialect) -> int:
+    """The status of a class of errors in a dialect."""
     table = STATUS_OF if dialect is Dialect.NATIVE else LIBRETRANSLATE_STATUS_OF
-    return next(table[cls] for cls in type(error).__mro__ if cls in table)
+    return next(table[cls] for cls in error.__mro__ if cls in table)
 
 
 def error_response(error: DragomanError, dialect: Dialect) -> Response:
     """The answer to an error raised on purpose."""
-    status = status_of(error, dialect)
+    status = status_of_class(type(error), dialect)
     headers = {}
     message = error.message
     if isinstance(error, QueueFull):
@@ -108,15 +112,11 @@ def error_response(error: DragomanError, dialect: Dialect) -> Response:
 
 def http_exception_response(error: HTTPException, dialect: Dialect) -> Response:
     """The answer where the router refused: no such path, no such method."""
-    messages = {
-        404: "there is no such path; see /docs",
-        405: "this path does not take this method; see the Allow header and /docs",
-    }
     return _response(
         error.status_code,
         dialect,
         _HTTP_CODES.get(error.status_code, "invalid_request"),
-        messages.get(error.status_code, "the request cannot be answered; see /docs"),
+        _HTTP_MESSAGES.get(error.status_code, "the request cannot be answered; see /docs"),
         retryable=False,
         headers=error.headers or {},
     )

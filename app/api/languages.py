@@ -82,6 +82,23 @@ class LanguageTable:
         """Codes that a loaded code is translated to, sorted."""
         return tuple(sorted({pair.target for pair in self.pairs if pair.source == source}))
 
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Codes that are translated to others, sorted."""
+        return tuple(sorted({pair.source for pair in self.pairs}))
+
+    def refuse_detection(self, source: str) -> None:
+        """Explain the one code that stands for no language.
+
+        Raises:
+            UnsupportedPair: `source` is ``auto``.
+        """
+        if source.casefold() == "auto":
+            raise UnsupportedPair(
+                "auto is not supported: there is no language detection here; "
+                f"name the source as one of {', '.join(self.sources) or 'none'}"
+            )
+
     def resolve(self, source: str, target: str) -> PairInfo:
         """The pair that two client's codes stand for.
 
@@ -89,6 +106,7 @@ class LanguageTable:
             InvalidRequest: one has not the shape of a code.
             UnsupportedPair: no bundle translates it.
         """
+        self.refuse_detection(source)
         found_source = self.find(checked_code(source, "source"))
         found_target = self.find(checked_code(target, "target"))
         pair = self.pair(found_source, found_target)

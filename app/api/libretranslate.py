@@ -8,16 +8,17 @@ clients send fields of several versions of it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from app.api.body import is_json, media_type_of, read_form, read_json_object, read_multipart, read_query
 from app.api.disconnect import while_connected
 from app.api.engine_protocol import TranslationEngine
-from app.api.errors import UnsupportedMediaType
+from app.api.errors import MalformedBody, UnsupportedMediaType
 from app.api.languages import LanguageTable, checked_code, language_name
 from app.api.options import ApiOptions
 from app.errors import InvalidOption, InvalidRequest, RequestTooLarge, UnsupportedPair
@@ -41,6 +42,8 @@ class LibreTranslateBody(BaseModel):
 class LibreTranslateAnswer(BaseModel):
     """The translation, in the shape of ``q``."""
 
+    model_config = ConfigDict(json_schema_extra={"example": {"translatedText": "Bom dia."}})
+
     translatedText: str | list[str] = Field(description="A string for a string, an array for an array.")  # noqa: N815
 
 
@@ -55,7 +58,11 @@ class LibreTranslateLanguage(BaseModel):
 class LibreTranslateError(BaseModel):
     """Every error outside /v1."""
 
-    error: str
+    model_config = ConfigDict(
+        json_schema_extra={"example": {"error": "xx is not supported; available targets from en: pt"}}
+    )
+
+    error: str = Field(description="The value, the limit and the remedy, for people.")
 
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
@@ -147,6 +154,12 @@ async def _read_fields(request: Request) -> _Fields:
     media_type = media_type_of(request)
     if is_json(media_type):
         return _Fields(await read_json_object(request))
+    if media_type in (_FORM, "") and (await request.body()).lstrip().startswith(b"{"):
+        # What curl sends for -d '{...}' without -H; no form has a field that begins so.
+        raise MalformedBody(
+            "Invalid request: the body looks like JSON, but the header Content-Type: application/json "
+            "is missing"
+        )
     if media_type == _FORM:
         form = await read_form(request)
     elif media_type == _MULTIPART:
@@ -204,29 +217,34 @@ def _check_alternatives(fields: _Fields) -> None:
     is_number = isinstance(value, int) and not isinstance(value, bool)
     if not is_number and not (isinstance(value, str) and value.isascii() and value.lstrip("+-").isdigit()):
         raise InvalidOption("Invalid request: alternatives parameter is not a number")
-    if str(value).lstrip("+-0") != "":
-        raise InvalidOption("Invalid request: alternatives parameter must be <= 0; one translation is given")
+    text = str(value)
+    if text.lstrip("+-0") == "":
+        return
+    if text.startswith("-"):
+        raise InvalidOption("Invalid request: alternatives parameter must not be negative; send 0")
+    raise InvalidOption(
+        "Invalid request: alternatives parameter must be <= 0: this service gives one translation of each "
+        "text and no alternatives; leave the field out or send 0"
+    )
 
 
 def _pair(languages: LanguageTable, *, source: str, target: str) -> PairInfo:
-    if source.casefold() == "auto":
-        sources = ", ".join(code for code in languages.codes if languages.targets_of(code))
-        raise UnsupportedPair(
-            f"auto is not supported: there is no language detection here; send source as one of {sources}"
-        )
-    found_source = _found(languages, source)
-    found_target = _found(languages, target)
+    languages.refuse_detection(source)
+    found_source = languages.find(source)
+    if found_source is None:
+        raise UnsupportedPair(f"{source} is not supported; available sources: {_listed(languages.sources)}")
+    targets = f"available targets from {found_source}: {_listed(languages.targets_of(found_source))}"
+    found_target = languages.find(target)
+    if found_target is None:
+        raise UnsupportedPair(f"{target} is not supported; {targets}")
     pair = languages.pair(found_source, found_target)
     if pair is None:
         raise UnsupportedPair(
             f"{language_name(found_target)} ({found_target}) is not available as a target language from "
-            f"{language_name(found_source)} ({found_source})"
+            f"{language_name(found_source)} ({found_source}); {targets}"
         )
     return pair
 
 
-def _found(languages: LanguageTable, requested: str) -> str:
-    found = languages.find(requested)
-    if found is None:
-        raise UnsupportedPair(f"{requested} is not supported")
-    return found
+def _listed(codes: Sequence[str]) -> str:
+    return ", ".join(codes) or "none"

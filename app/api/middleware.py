@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from typing import Any
 
 import structlog
 from starlette.datastructures import Headers, MutableHeaders
@@ -25,14 +24,15 @@ _log: structlog.stdlib.BoundLogger = structlog.get_logger("dragoman.http")
 class RequestContext:
     """Gives every request an id, counts and logs it, and answers errors nobody expected.
 
-    The access line names the route's template and never the path or the query string asked for: both
+    The access line names the route and never the path or the query string asked for: both
     may hold a text.
     """
 
-    def __init__(self, app: ASGIApp, *, metrics: Metrics) -> None:
-        """Wrap `app`."""
+    def __init__(self, app: ASGIApp, *, metrics: Metrics, paths: frozenset[str]) -> None:
+        """Wrap `app`, whose routes have these `paths`."""
         self._app = app
         self._metrics = metrics
+        self._paths = paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -47,7 +47,7 @@ class RequestContext:
             try:
                 await self._app(scope, exchange.receive, exchange.send)
             except Exception as error:  # the HTTP border
-                _log.error("request_failed", route=_route_of(scope), traceback=frames_of(error))
+                _log.error("request_failed", route=self._route_of(scope), traceback=frames_of(error))
                 if exchange.status is not None:
                     # Half an answer is out already; closing the connection is the only truth left.
                     raise
@@ -57,7 +57,7 @@ class RequestContext:
             finally:
                 duration_s = time.perf_counter() - start_s
                 status = exchange.status or 500
-                route = _route_of(scope)
+                route = self._route_of(scope)
                 self._metrics.request_finished(
                     scope["method"], route=route, status=status, duration_s=duration_s
                 )
@@ -71,6 +71,14 @@ class RequestContext:
                     request_bytes=exchange.received_bytes,
                     response_bytes=exchange.sent_bytes,
                 )
+
+    def _route_of(self, scope: Scope) -> str:
+        """The path, if it is one of ours; also where a middleware answered before any route was found.
+
+        No route of ours has parameters, so a template is the path itself.
+        """
+        path: str = scope["path"]
+        return path if path in self._paths else "unmatched"
 
 
 class _Exchange:
@@ -138,8 +146,3 @@ def _request_id(headers: Headers) -> str:
     """The caller's id if it cannot harm a log; else a new one."""
     given = headers.get("x-request-id", "")
     return given if _SANE_REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
-
-
-def _route_of(scope: Scope) -> str:
-    route: Any = scope.get("route")
-    return getattr(route, "path", None) or "unmatched"

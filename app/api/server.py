@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import asdict
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 
 from app.api.docs_page import docs_page
 from app.api.engine_protocol import TranslationEngine
+from app.api.error_codes import error_codes
 from app.api.errors import Dialect, error_response, http_exception_response
 from app.api.health import health_router
 from app.api.languages import LanguageTable
@@ -56,6 +59,8 @@ def create_app(engine: TranslationEngine, options: ApiOptions, *, metrics: Metri
         version=options.version,
         description=_DESCRIPTION,
         lifespan=lifespan,
+        # Served by a route of ours, which the metrics and the access log know.
+        openapi_url=None,
         docs_url=None,
         redoc_url=None,
         # The framework's own telemetry would export query strings and error messages; both may hold texts.
@@ -71,10 +76,17 @@ def create_app(engine: TranslationEngine, options: ApiOptions, *, metrics: Metri
     metrics.watch_engine(
         waiting_tokens=lambda: engine.num_waiting_tokens, running_requests=lambda: engine.num_running_requests
     )
-    app.include_router(native_router(engine, languages, options))
-    app.include_router(libretranslate_router(engine, languages, options))
-    app.include_router(health_router(engine, options, metrics))
-    _add_docs(app)
+    routers = (
+        native_router(engine, languages, options),
+        libretranslate_router(engine, languages, options),
+        health_router(engine, options, metrics),
+        _docs_router(app),
+    )
+    for router in routers:
+        app.include_router(router)
+    paths = frozenset(
+        route.path for router in routers for route in router.routes if isinstance(route, APIRoute)
+    )
     _add_error_handlers(app)
     # The last one added is the outermost.
     app.add_middleware(BodyLimit, max_body_bytes=options.max_body_bytes)
@@ -87,11 +99,13 @@ def create_app(engine: TranslationEngine, options: ApiOptions, *, metrics: Metri
             expose_headers=["X-Request-ID", "Retry-After"],
             max_age=_CORS_MAX_AGE_S,
         )
-    app.add_middleware(RequestContext, metrics=metrics)
+    app.add_middleware(RequestContext, metrics=metrics, paths=paths)
     return app
 
 
-def _add_docs(app: FastAPI) -> None:
+def _docs_router(app: FastAPI) -> APIRouter:
+    router = APIRouter(include_in_schema=False)
+
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
             schema = get_openapi(
@@ -103,14 +117,26 @@ def _add_docs(app: FastAPI) -> None:
                 described = model.model_json_schema(ref_template="#/components/schemas/{model}")
                 components.update(described.pop("$defs", {}))
                 components[model.__name__] = described
+            schema["x-error-codes"] = [asdict(code) for code in error_codes()]
             app.openapi_schema = schema
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]  # the documented way to extend the schema
 
-    @app.get("/docs", include_in_schema=False)
+    @router.get("/docs")
     async def docs() -> HTMLResponse:
         return HTMLResponse(docs_page(app.openapi()))
+
+    @router.get("/openapi.json")
+    async def document() -> JSONResponse:
+        return JSONResponse(app.openapi())
+
+    @router.get("/")
+    async def root() -> RedirectResponse:
+        # Relative, so that it also holds behind a proxy that serves this below another path.
+        return RedirectResponse("docs")
+
+    return router
 
 
 def _add_error_handlers(app: FastAPI) -> None:

@@ -173,6 +173,19 @@ async def test_another_content_type_is_refused_by_name(client: httpx.AsyncClient
     assert "application/json" in error_of(response, 415)
 
 
+@pytest.mark.parametrize("content_type", ["application/x-www-form-urlencoded", None])
+@pytest.mark.parametrize(
+    "body", [b'{"q":"a","source":"en","target":"pt"}', b' \n{"q":"a&q=b&source=en&target=pt"}']
+)
+async def test_json_sent_without_its_content_type_is_told_so(
+    client: httpx.AsyncClient, engine: FakeEngine, content_type: str | None, body: bytes
+) -> None:
+    headers = {} if content_type is None else {"Content-Type": content_type}
+    response = await client.post("/translate", content=body, headers=headers)
+    assert "the header Content-Type: application/json is missing" in error_of(response)
+    assert engine.requests == []
+
+
 async def test_html_is_refused_until_it_is_supported(client: httpx.AsyncClient) -> None:
     assert "html format is not supported yet" in error_of(
         await client.post("/translate", json={**GOOD, "format": "html"})
@@ -197,8 +210,10 @@ async def test_no_alternatives_are_fine(client: httpx.AsyncClient, alternatives:
 @pytest.mark.parametrize(
     ("alternatives", "message"),
     [
-        (3, "alternatives parameter must be <= 0"),
-        ("3", "alternatives parameter must be <= 0"),
+        (3, "alternatives parameter must be <= 0: this service gives one translation"),
+        ("3", "alternatives parameter must be <= 0: this service gives one translation"),
+        (-3, "alternatives parameter must not be negative; send 0"),
+        ("-3", "alternatives parameter must not be negative; send 0"),
         (10**40, "alternatives parameter must be <= 0"),
         ("many", "alternatives parameter is not a number"),
         (1.5, "alternatives parameter is not a number"),
@@ -219,9 +234,13 @@ async def test_keys_and_unknown_fields_are_ignored(client: httpx.AsyncClient) ->
 
 async def test_unknown_codes_and_absent_pairs_have_their_messages(client: httpx.AsyncClient) -> None:
     response = await client.post("/translate", json={**GOOD, "target": "zz"})
-    assert error_of(response) == "zz is not supported"
+    assert error_of(response) == "zz is not supported; available targets from en: pt"
+    response = await client.post("/translate", json={**GOOD, "source": "zz"})
+    assert error_of(response) == "zz is not supported; available sources: en, pt"
     response = await client.post("/translate", json={**GOOD, "target": "en"})
-    assert error_of(response) == ("English (en) is not available as a target language from English (en)")
+    assert error_of(response) == (
+        "English (en) is not available as a target language from English (en); available targets from en: pt"
+    )
     response = await client.post("/translate", json={**GOOD, "source": "<script>alert(1)</script>"})
     assert "script" not in error_of(response)
 

@@ -279,3 +279,12 @@ async def test_any_json_gets_an_answer_or_a_named_error(client: httpx.AsyncClien
         response = await client.post(path, content=json.dumps(body).encode(), headers=JSON)
         assert response.status_code in {200, 400, 413, 422}
         assert ("error" in response.json()) is (response.status_code != 200)
+
+
+async def test_detection_is_refused_with_the_codes_to_choose_from(client: httpx.AsyncClient) -> None:
+    answer = await client.post("/v1/translate", json={"texts": ["a"], "source": "AUTO", "target": "pt"})
+    assert answer.status_code == 422
+    assert answer.json()["error"]["code"] == "unsupported_pair"
+    assert answer.json()["error"]["message"] == (
+        "auto is not supported: there is no language detection here; name the source as one of en, pt"
+    )

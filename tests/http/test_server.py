@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 from starlette.types import Message
 
 from app.api import ApiOptions, create_app
+from app.errors import DragomanError, QueueFull
 from app.observability import Metrics, configure_logging
 
 GOOD: dict[str, Any] = {"texts": ["good morning"], "source": "en", "target": "pt"}
@@ -314,3 +315,85 @@ async def test_the_docs_page_shows_every_path_and_loads_nothing(client: httpx.As
     assert "max_target_ratio" in page
     for outside in ("http://", "https://", "<script", "src="):
         assert outside not in page
+
+
+def every_error_class() -> set[type[DragomanError]]:
+    found: set[type[DragomanError]] = set()
+    waiting: list[type[DragomanError]] = [DragomanError]
+    while waiting:
+        error = waiting.pop()
+        if error.__module__ in ("app.errors", "app.api.errors"):
+            found.add(error)
+        waiting += error.__subclasses__()
+    return found
+
+
+async def test_every_error_code_is_listed_with_its_statuses(client: httpx.AsyncClient) -> None:
+    document = (await client.get("/openapi.json")).json()
+    listed = {code["code"]: code for code in document["x-error-codes"]}
+    assert len(listed) == len(document["x-error-codes"])
+    classes = {error.code: error for error in every_error_class()}
+    assert set(listed) == {*classes, "not_found", "method_not_allowed"}
+    page = (await client.get("/docs")).text
+    for code, facts in listed.items():
+        assert f"<tr><td><code>{code}</code><td>{facts['status']}<td>" in page
+        assert facts["meaning"].endswith(".")
+
+
+@pytest.mark.parametrize("error", sorted(every_error_class(), key=lambda error: error.code))
+async def test_the_listed_statuses_are_those_of_the_answers(
+    client: httpx.AsyncClient, engine: FakeEngine, error: type[DragomanError]
+) -> None:
+    document = (await client.get("/openapi.json")).json()
+    (facts,) = [code for code in document["x-error-codes"] if code["code"] == error.code]
+    engine.fault = (
+        error("reason", retry_after_s=3) if issubclass(error, QueueFull) else error("reason")  # type: ignore[call-arg]
+    )
+    answer = await client.post("/v1/translate", json=GOOD)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (facts["status"], error.code)
+    assert answer.json()["error"]["retryable"] is facts["retryable"]
+    assert ("retry-after" in answer.headers) is facts["retryable"]
+    answer = await client.post("/translate", json={"q": "a", "source": "en", "target": "pt"})
+    assert answer.status_code == facts["libretranslate_status"]
+
+
+async def test_the_docs_page_shows_both_error_bodies_and_the_codes_of_each_answer(
+    client: httpx.AsyncClient,
+) -> None:
+    page = (await client.get("/docs")).text
+    assert "error.retryable" in page
+    assert "unsupported_pair&quot;" in page
+    assert "{\n  &quot;error&quot;: &quot;xx is not supported" in page
+    native, _, libretranslate = page.partition("<code>/translate</code>")
+    assert "<code>invalid_option, invalid_request, unsupported_pair</code>" in native
+    assert "<code>queue_full</code>" in native
+    assert "<b>400</b> A field is missing or wrong" in libretranslate
+    assert "invalid_request" in libretranslate.partition("<b>413</b>")[0]
+
+
+async def test_the_examples_name_a_model_as_the_shipped_ones_are_named(client: httpx.AsyncClient) -> None:
+    assert "&quot;model&quot;: &quot;firefox-en-pt&quot;" in (await client.get("/docs")).text
+
+
+async def test_the_root_leads_to_the_docs(client: httpx.AsyncClient) -> None:
+    answer = await client.get("/")
+    assert answer.status_code == 307
+    assert str(answer.next_request and answer.next_request.url) == "http://service/docs"
+
+
+async def test_no_real_route_is_counted_as_unmatched(application: FastAPI, client: httpx.AsyncClient) -> None:
+    document = (await client.get("/openapi.json")).json()
+    paths = {*document["paths"], "/", "/docs", "/openapi.json"}
+    assert len(paths) >= 11
+    for path in paths:
+        await client.get(path)
+    # Refused before any route is found.
+    await client.post("/translate", content=b"x" * 5000)
+    text = (await client.get("/metrics")).text
+    counted = [line for line in text.splitlines() if line.startswith("dragoman_http_request_seconds_count")]
+    for path in paths:
+        assert any(f'route="{path}"' in line for line in counted)
+    assert not any("unmatched" in line for line in counted)
+    assert any('code="413"' in line and 'route="/translate"' in line for line in counted)
+    await client.get("/translate/secret")
+    assert 'code="404",method="GET",route="unmatched"' in (await client.get("/metrics")).text
