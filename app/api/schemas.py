@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, FailFast, Field
 
 from app.decoding.options import MAX_TARGET_TOKENS_LIMIT
 
@@ -37,7 +39,10 @@ class TranslateBody(_Body):
         }
     )
 
-    texts: list[str] = Field(description="Texts of any length, each may hold several paragraphs.")
+    # A million wrong items would be a million faults of which three are named.
+    texts: Annotated[list[str], FailFast()] = Field(
+        description="Texts of any length, each may hold several paragraphs."
+    )
     source: str = Field(description="BCP-47 code of the source language, in any case; en-GB also finds en.")
     target: str = Field(description="BCP-47 code of the target language, in any case; pt-BR also finds pt.")
     options: OptionsBody = Field(default_factory=OptionsBody, description="Decoding options.")
@@ -102,7 +107,7 @@ class TranslateAnswer(_Body):
                 ],
                 "source": "en",
                 "target": "pt",
-                "model": "en-pt",
+                "model": "firefox-en-pt",
                 "timings": {"total_s": 0.031, "queue_s": 0.001, "decode_s": 0.029},
             }
         }
