@@ -122,7 +122,8 @@ class LineDecoder:
         try:
             self.name = codecs.lookup(encoding).name
             is_ascii_compatible = "a\r\n".encode(encoding) == b"a\r\n"
-        except LookupError:
+        except (LookupError, UnicodeError):
+            # Some codecs exist to refuse all text, such as Python's "undefined".
             raise InvalidOption(f"{encoding} is not a known encoding; try utf-8 or latin-1") from None
         if not is_ascii_compatible:
             raise InvalidOption(
@@ -138,8 +139,9 @@ class LineDecoder:
         """
         try:
             return line.content.decode(self.name)
-        except UnicodeDecodeError as error:
+        except UnicodeError as error:
+            where = f" (byte {error.start + 1} of the line)" if isinstance(error, UnicodeDecodeError) else ""
             raise InvalidRequest(
-                f"line {line.number} is not valid {self.name} (byte {error.start + 1} of the line); "
+                f"line {line.number} is not valid {self.name}{where}; "
                 "mend it, or name the file's encoding, for instance --encoding latin-1"
             ) from None

@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import ExitStack, aclosing
 from dataclasses import dataclass
 from pathlib import Path
 
 from app.api.engine_protocol import TranslationEngine
 from app.bundle import MANIFEST_NAME, sha256_of
-from app.cli.file_job import InputFacts, JobIdentity, PartialOutput, inspect_input
+from app.cli.file_job import InputFacts, JobIdentity, PartialOutput, inspect_input, inspected_lines
 from app.cli.in_order import Window, in_order
-from app.cli.lines import Line, LineDecoder, lines_of_descriptor, lines_of_file
+from app.cli.lines import Line, LineDecoder, lines_of_descriptor
 from app.cli.opening import Choice, choose, open_engine
+from app.cli.output_place import OutputPlace
 from app.cli.progress import LineProgress
 from app.errors import InvalidOption
 from app.runtime.events import SilentObserver
@@ -102,17 +103,20 @@ def translate(
     """
     settings = load_settings(overrides)
     decoder = LineDecoder(encoding)
-    if file is not None and file.source_file.resolve() == file.output.resolve():
-        raise InvalidOption(f"{file.output} is the input too; name another output")
+    if file is None:
+        _check_streams(needs_input=not texts)
     choice = choose(settings.bundles, source=source, target=target)
     with ExitStack() as stack:
         job = None
         if file is not None:
             # Everything that may be wrong with the files shows before a model is loaded.
+            place = stack.enter_context(
+                OutputPlace(file.output, source_file=file.source_file, resume=file.resume, force=file.force)
+            )
             facts = inspect_input(file.source_file, decoder)
             identity = _identity(facts, choice, settings, decoder)
-            output = PartialOutput(file.output, identity, resume=file.resume, force=file.force)
-            job = _FileJob(file.source_file, facts.num_lines, stack.enter_context(output))
+            output = stack.enter_context(PartialOutput(place, identity, resume=file.resume))
+            job = _FileJob(file.source_file, facts, output)
         engine = open_engine(
             [choice.bundle], settings, max_waiting_tokens=_UNBOUNDED_TOKENS, observer=SilentObserver()
         )
@@ -126,10 +130,13 @@ def translate(
             engine.start()
             try:
                 if texts:
-                    for number, text in enumerate(texts, 1):
-                        print(await translator.line(text, number), flush=True)
+                    lines = _lines_of_texts(texts)
+                    await _translate_lines(lines, translator, LineDecoder("utf-8"), window, write=_print)
                 elif job is None:
-                    await _translate_pipe(translator, decoder, window)
+                    if sys.stdin.isatty():
+                        print("type lines to translate; Ctrl-D ends", file=sys.stderr)
+                    lines = lines_of_descriptor(sys.stdin.fileno())
+                    await _translate_lines(lines, translator, decoder, window, write=_print)
                 else:
                     await _translate_file(translator, job, decoder, window)
             finally:
@@ -143,42 +150,76 @@ def translate(
 @dataclass(frozen=True)
 class _FileJob:
     source_file: Path
-    num_lines: int
+    facts: InputFacts
     output: PartialOutput
 
 
-async def _translate_pipe(translator: Translator, decoder: LineDecoder, window: Window) -> None:
-    async def work(line: Line) -> str:
-        return await translator.line(decoder.decode(line), line.number)
+async def _translate_lines(
+    lines: AsyncIterator[Line],
+    translator: Translator,
+    decoder: LineDecoder,
+    window: Window,
+    *,
+    write: Callable[[bytes], None],
+    num_done: int = 0,
+) -> None:
+    """Translate lines, the first of which follows `num_done` others, and write each when its turn comes."""
+    finished: dict[int, bytes] = {}
 
-    if sys.stdin.isatty():
-        print("type lines to translate; Ctrl-D ends", file=sys.stderr)
-    lines = lines_of_descriptor(sys.stdin.fileno())
-    async with aclosing(in_order(lines, work, size_of=_size, window=window)) as results:
-        async for line, translation in results:
-            sys.stdout.buffer.write(translation.encode() + line.ending)
-            sys.stdout.buffer.flush()
+    async def work(line: Line) -> None:
+        translation = await translator.line(decoder.decode(line), line.number)
+        finished[line.number] = translation.encode() + line.ending
+
+    number = num_done
+    try:
+        async with aclosing(in_order(lines, work, size_of=_size, window=window)) as results:
+            async for line, _ in results:
+                number = line.number
+                write(finished.pop(number))
+    finally:
+        # Ctrl-C may have come between the end of some lines' translations and their turns.
+        while (translation := finished.pop(number + 1, None)) is not None:
+            number += 1
+            write(translation)
 
 
 async def _translate_file(
     translator: Translator, job: _FileJob, decoder: LineDecoder, window: Window
 ) -> None:
-    async def work(line: Line) -> str:
-        return await translator.line(decoder.decode(line), line.number)
+    num_done = job.output.num_done
+    lines = _lines_after(job.source_file, job.facts, num_done)
+    with LineProgress(num_lines=job.facts.num_lines, num_done=num_done) as progress:
 
-    lines = _lines_after(job.source_file, job.output.num_done)
-    with LineProgress(num_lines=job.num_lines, num_done=job.output.num_done) as progress:
-        async with aclosing(in_order(lines, work, size_of=_size, window=window)) as results:
-            async for line, translation in results:
-                job.output.write(translation.encode() + line.ending)
-                progress.advance()
+        def write(translation: bytes) -> None:
+            job.output.write(translation)
+            progress.advance()
+
+        await _translate_lines(lines, translator, decoder, window, write=write, num_done=num_done)
     job.output.finish()
 
 
-async def _lines_after(path: Path, num_done: int) -> AsyncIterator[Line]:
-    for line in lines_of_file(path):
+async def _lines_after(path: Path, facts: InputFacts, num_done: int) -> AsyncIterator[Line]:
+    for line in inspected_lines(path, facts):
         if line.number > num_done:
             yield line
+
+
+async def _lines_of_texts(texts: Sequence[str]) -> AsyncIterator[Line]:
+    for number, text in enumerate(texts, 1):
+        yield Line(number, text.encode("utf-8", "surrogateescape"), b"\n")
+
+
+def _print(translation: bytes) -> None:
+    sys.stdout.buffer.write(translation)
+    sys.stdout.buffer.flush()
+
+
+def _check_streams(*, needs_input: bool) -> None:
+    """Python has None for a stream that was closed when it started."""
+    if needs_input and sys.stdin is None:
+        raise InvalidOption("standard input is closed; give TEXTs, a pipe, or --input and --output")
+    if sys.stdout is None:
+        raise InvalidOption("standard output is closed; redirect it, or use --input and --output")
 
 
 def _identity(facts: InputFacts, choice: Choice, settings: Settings, decoder: LineDecoder) -> JobIdentity:
