@@ -89,3 +89,14 @@ def test_an_encoding_that_writes_line_ends_otherwise_is_refused(encoding: str) -
 def test_an_encoding_that_is_none_is_refused(encoding: str) -> None:
     with pytest.raises(InvalidOption, match="not a known encoding"):
         LineDecoder(encoding)
+
+
+def test_an_encoding_that_refuses_every_text_is_refused() -> None:
+    with pytest.raises(InvalidOption, match="not a known encoding"):
+        LineDecoder("undefined")
+
+
+def test_a_codec_that_fails_in_a_way_of_its_own_names_the_line() -> None:
+    decoder = LineDecoder("idna")
+    with pytest.raises(InvalidRequest, match="line 3 is not valid idna"):
+        decoder.decode(Line(3, b"xn--" + b"a" * 80, b"\n"))
