@@ -122,6 +122,9 @@ class Settings(BaseSettings):
     max_body_bytes: int = Field(
         default=2 * 1024 * 1024, ge=1024, le=1_073_741_824, description="Largest request body, bytes."
     )
+    body_timeout_s: float = Field(
+        default=30.0, ge=0.1, le=3600, description="Seconds that a request's body may take to arrive."
+    )
     max_texts: int = Field(default=1024, ge=1, le=1_000_000, description="Most texts in one request.")
     max_text_characters: int = Field(
         default=250_000,
@@ -137,6 +140,12 @@ class Settings(BaseSettings):
     )
     drain_s: float = Field(
         default=30.0, ge=0, le=3600, description="Seconds that admitted work may take after SIGTERM."
+    )
+    drain_grace_s: float = Field(
+        default=0.0,
+        ge=0,
+        le=3600,
+        description="Least seconds after SIGTERM in which readiness answers 503 before the port closes.",
     )
     max_heartbeat_age_s: float = Field(
         default=30.0,

@@ -16,6 +16,10 @@ T = TypeVar("T")
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """Await `work`, but cancel it as soon as the client disconnects.
 
+    A client that closes only its sending side (``shutdown(SHUT_WR)``) counts as one that left: both send
+    the same FIN, the difference shows only when something is written, and translating for nobody costs
+    more than such clients, which no HTTP library is, are worth.
+
     Args:
         request: its body must have been read; what is received after it can only be a disconnect.
         work: the engine call.

@@ -41,12 +41,20 @@ class BodyTooLarge(RequestTooLarge):
     code = "body_too_large"
 
 
+class BodyTimeout(InvalidRequest):
+    """The body took longer than the limit to arrive."""
+
+    code = "body_timeout"
+    retryable = True
+
+
 CLIENT_CLOSED_REQUEST = 499
 """Nobody reads this answer; it tells the metrics and the access log why there was none."""
 
 STATUS_OF: Mapping[type[DragomanError], int] = {
     DragomanError: 500,
     MalformedBody: 400,
+    BodyTimeout: 408,
     RequestTooLarge: 413,
     UnsupportedMediaType: 415,
     InvalidRequest: 422,

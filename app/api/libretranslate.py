@@ -8,11 +8,12 @@ clients send fields of several versions of it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from app.api.body import is_json, media_type_of, read_form, read_json_object, read_multipart, read_query
@@ -22,7 +23,7 @@ from app.api.errors import MalformedBody, UnsupportedMediaType
 from app.api.languages import LanguageTable, checked_code, language_name
 from app.api.options import ApiOptions
 from app.errors import InvalidOption, InvalidRequest, RequestTooLarge, UnsupportedPair
-from app.runtime.request import PairInfo, TranslationRequest
+from app.runtime.request import PairInfo, TranslationRequest, TranslationResult
 
 _FORM = "application/x-www-form-urlencoded"
 _MULTIPART = "multipart/form-data"
@@ -65,11 +66,21 @@ class LibreTranslateError(BaseModel):
     error: str = Field(description="The value, the limit and the remedy, for people.")
 
 
+WARNINGS_HEADER = "X-Dragoman-Warnings"
+_WARNINGS_HEADERS = {
+    WARNINGS_HEADER: {
+        "description": "Only if there are any: codes of warnings, as /v1/translate explains them, with the "
+        "number of segments each concerns.",
+        "schema": {"type": "string"},
+        "example": "target_truncated;count=1, unknown_characters;count=2",
+    }
+}
 _ERRORS: dict[int | str, dict[str, Any]] = {
     400: {
         "model": LibreTranslateError,
         "description": "A field is missing or wrong, or a limit is exceeded.",
     },
+    408: {"model": LibreTranslateError, "description": "The body took too long to arrive."},
     413: {"model": LibreTranslateError, "description": "The body exceeds the limit on bytes."},
     415: {"model": LibreTranslateError, "description": "The body's content type is not read."},
     429: {"model": LibreTranslateError, "description": "Too much work is waiting; see Retry-After."},
@@ -111,7 +122,7 @@ def libretranslate_router(
     @router.post(
         "/translate",
         response_model=LibreTranslateAnswer,
-        responses=_ERRORS,
+        responses={200: {"headers": _WARNINGS_HEADERS}, **_ERRORS},
         summary="Translate, LibreTranslate's way",
         openapi_extra={
             "requestBody": {
@@ -124,7 +135,7 @@ def libretranslate_router(
             }
         },
     )
-    async def translate(request: Request) -> LibreTranslateAnswer:
+    async def translate(request: Request, response: Response) -> LibreTranslateAnswer:
         """Translate a text or an array of texts; the answer has the shape of the question."""
         fields = await _read_fields(request)
         q = fields.required("q")
@@ -134,6 +145,8 @@ def libretranslate_router(
         pair = _pair(languages, source=fields.code("source"), target=fields.code("target"))
         work = engine.translate(TranslationRequest(texts, pair.source, pair.target))
         result = await while_connected(request, work)
+        if warnings := _warnings(result):
+            response.headers[WARNINGS_HEADER] = warnings
         translated = [text.text for text in result.texts]
         return LibreTranslateAnswer(translatedText=translated if isinstance(q, list) else translated[0])
 
@@ -199,6 +212,12 @@ def _texts(q: object, options: ApiOptions) -> tuple[str, ...]:
             f"Invalid request: request ({num_characters}) exceeds text limit ({options.max_text_characters})"
         )
     return texts
+
+
+def _warnings(result: TranslationResult) -> str:
+    """How many warnings of which code, since this dialect's answer has no place for them."""
+    counts = Counter(warning.code.value for text in result.texts for warning in text.warnings)
+    return ", ".join(f"{code};count={counts[code]}" for code in sorted(counts))
 
 
 def _check_format(fields: _Fields) -> None:

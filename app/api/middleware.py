@@ -1,4 +1,4 @@
-"""Pure ASGI middleware: request id, metrics, access line, last border for errors; and the body limit.
+"""Pure ASGI middleware: request id, metrics, access line, last border for errors.
 
 Plain classes, because Starlette's `BaseHTTPMiddleware` hides a client's disconnect from the route.
 """
@@ -13,8 +13,8 @@ import structlog
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.api.errors import BodyTooLarge, Dialect, error_response, unexpected_response
-from app.observability import Metrics, frames_of
+from app.api.errors import Dialect, unexpected_response
+from app.observability import Metrics, frames_of, method_label
 
 _SANE_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 _PROBES = frozenset({"/livez", "/readyz", "/health", "/metrics"})
@@ -25,7 +25,7 @@ class RequestContext:
     """Gives every request an id, counts and logs it, and answers errors nobody expected.
 
     The access line names the route and never the path or the query string asked for: both
-    may hold a text.
+    may hold a text. A method it does not know may, too.
     """
 
     def __init__(self, app: ASGIApp, *, metrics: Metrics, paths: frozenset[str]) -> None:
@@ -64,7 +64,7 @@ class RequestContext:
                 log = _log.debug if route in _PROBES else _log.info
                 log(
                     "request",
-                    method=scope["method"],
+                    method=method_label(scope["method"]),
                     route=route,
                     status=status,
                     duration_ms=round(duration_s * 1000, 2),
@@ -103,43 +103,6 @@ class _Exchange:
             MutableHeaders(scope=message)["X-Request-ID"] = self._request_id
         self.sent_bytes += len(message.get("body", b""))
         await self._send(message)
-
-
-class BodyLimit:
-    """Refuses bodies over a size: by their Content-Length at once, chunked ones while they arrive."""
-
-    def __init__(self, app: ASGIApp, *, max_body_bytes: int) -> None:
-        """Wrap `app`."""
-        self._app = app
-        self._max_body_bytes = max_body_bytes
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        declared = Headers(scope=scope).get("content-length", "")
-        if declared.isascii() and declared.isdigit() and int(declared[:20]) > self._max_body_bytes:
-            error = BodyTooLarge(
-                f"the body has {declared[:20]} bytes, the limit is {self._max_body_bytes}; "
-                "send it in several requests"
-            )
-            await error_response(error, Dialect.of(scope["path"]))(scope, receive, send)
-            return
-        num_bytes = 0
-
-        async def counting() -> Message:
-            nonlocal num_bytes
-            message = await receive()
-            num_bytes += len(message.get("body", b""))
-            if num_bytes > self._max_body_bytes:
-                raise BodyTooLarge(
-                    f"the body has more than {self._max_body_bytes} bytes, the limit; "
-                    "send it in several requests"
-                )
-            return message
-
-        await self._app(scope, counting, send)
 
 
 def _request_id(headers: Headers) -> str:

@@ -29,6 +29,7 @@ from app.runtime.request import TextResult, TranslationRequest
 _RETRY_AFTER = {"Retry-After": {"description": "Seconds to wait.", "schema": {"type": "integer"}}}
 NATIVE_ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"model": ErrorAnswer, "description": "The body is not a JSON object in UTF-8."},
+    408: {"model": ErrorAnswer, "description": "The body took too long to arrive."},
     413: {"model": ErrorAnswer, "description": "The request exceeds a size limit."},
     415: {"model": ErrorAnswer, "description": "The body's content type is not JSON."},
     422: {"model": ErrorAnswer, "description": "A field is wrong, or the pair is not available."},

@@ -11,6 +11,7 @@ class ApiOptions:
 
     Attributes:
         max_body_bytes: largest request body.
+        body_timeout_s: seconds that a request's body may take to arrive.
         max_texts: most texts in one request.
         max_text_characters: most characters in one request, all its texts together.
         max_heartbeat_age_s: seconds without a sign of life after which a worker counts as stuck.
@@ -20,6 +21,7 @@ class ApiOptions:
     """
 
     max_body_bytes: int = 2 * 1024 * 1024
+    body_timeout_s: float = 30.0
     max_texts: int = 1024
     max_text_characters: int = 250_000
     max_heartbeat_age_s: float = 30.0

@@ -16,14 +16,15 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 
+from app.api.body_limits import BodyLimits, Drain
 from app.api.docs_page import docs_page
 from app.api.engine_protocol import TranslationEngine
 from app.api.error_codes import error_codes
 from app.api.errors import Dialect, error_response, http_exception_response
 from app.api.health import health_router
 from app.api.languages import LanguageTable
-from app.api.libretranslate import LibreTranslateBody, libretranslate_router
-from app.api.middleware import BodyLimit, RequestContext
+from app.api.libretranslate import WARNINGS_HEADER, LibreTranslateBody, libretranslate_router
+from app.api.middleware import RequestContext
 from app.api.native import native_router
 from app.api.options import ApiOptions
 from app.api.schemas import TranslateBody
@@ -34,7 +35,9 @@ _CORS_MAX_AGE_S = 1_728_000
 _DESCRIPTION = "Self-hosted machine translation: a native API below /v1 and LibreTranslate's at the root."
 
 
-def create_app(engine: TranslationEngine, options: ApiOptions, *, metrics: Metrics) -> FastAPI:
+def create_app(
+    engine: TranslationEngine, options: ApiOptions, *, metrics: Metrics, drain: Drain | None = None
+) -> FastAPI:
     """Build the application around an opened, not yet started engine.
 
     The application's lifespan starts the engine, and stops it unless a drain has stopped it before.
@@ -43,6 +46,7 @@ def create_app(engine: TranslationEngine, options: ApiOptions, *, metrics: Metri
         engine: what translates.
         options: the web layer's limits.
         metrics: where requests are counted and what /metrics shows.
+        drain: tells those that wait for a body when the service begins to stop.
     """
 
     @asynccontextmanager
@@ -62,6 +66,8 @@ def create_app(engine: TranslationEngine, options: ApiOptions, *, metrics: Metri
         # Served by a route of ours, which the metrics and the access log know.
         openapi_url=None,
         docs_url=None,
+        # A redirect would repeat the query string, which may hold a text, in a header.
+        redirect_slashes=False,
         redoc_url=None,
         # The framework's own telemetry would export query strings and error messages; both may hold texts.
         telemetry={
@@ -89,14 +95,19 @@ def create_app(engine: TranslationEngine, options: ApiOptions, *, metrics: Metri
     )
     _add_error_handlers(app)
     # The last one added is the outermost.
-    app.add_middleware(BodyLimit, max_body_bytes=options.max_body_bytes)
+    app.add_middleware(
+        BodyLimits,
+        max_body_bytes=options.max_body_bytes,
+        body_timeout_s=options.body_timeout_s,
+        drain=Drain() if drain is None else drain,
+    )
     if options.cors_origins:
         app.add_middleware(
             CORSMiddleware,
             allow_origins=list(options.cors_origins),
             allow_methods=["GET", "POST"],
             allow_headers=["Authorization", "Content-Type"],
-            expose_headers=["X-Request-ID", "Retry-After"],
+            expose_headers=["X-Request-ID", "Retry-After", WARNINGS_HEADER],
             max_age=_CORS_MAX_AGE_S,
         )
     app.add_middleware(RequestContext, metrics=metrics, paths=paths)

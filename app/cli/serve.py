@@ -14,6 +14,7 @@ import uvicorn
 from prometheus_client import CollectorRegistry
 
 from app.api import ApiOptions, create_app
+from app.api.body_limits import Drain
 from app.api.engine_protocol import TranslationEngine
 from app.bundle import discover
 from app.cli.listening import Listeners
@@ -29,21 +30,32 @@ _ANSWER_S = 5
 class DrainingServer(uvicorn.Server):
     """A uvicorn server that drains before it closes its port.
 
-    On the first SIGTERM or SIGINT readiness turns red and new work is refused, both visible to load
-    balancers because the port stays open; admitted work goes on for up to ``drain_s`` seconds; then the
-    port closes and the process ends with exit code 0. A second signal ends it at once.
+    On the first SIGTERM or SIGINT readiness turns red and new work is refused, as are requests whose body
+    has not arrived; admitted work goes on for up to ``drain_s`` seconds. The port stays open while admitted
+    work goes on, and for ``drain_grace_s`` seconds in any case, so that a load balancer that asks at least
+    that often sees the red readiness: without admitted work and without grace the port closes at once. Then
+    the process ends with exit code 0. A second signal ends it at once.
     """
 
     def __init__(
-        self, config: uvicorn.Config, engine: TranslationEngine, *, url: str, drain_s: float
+        self,
+        config: uvicorn.Config,
+        engine: TranslationEngine,
+        *,
+        drain: Drain,
+        url: str,
+        drain_s: float,
+        drain_grace_s: float,
     ) -> None:
         """Serve `config.app`, whose engine is `engine`; `url` is where clients find it."""
         super().__init__(config)
         self._engine = engine
         self._url = url
+        self._drain = drain
         self._drain_s = drain_s
+        self._drain_grace_s = drain_grace_s
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._drain: asyncio.Task[None] | None = None
+        self._finishing: asyncio.Task[None] | None = None
         self._signalled = False
         self._log: structlog.stdlib.BoundLogger = structlog.get_logger("dragoman.serve")
 
@@ -67,12 +79,15 @@ class DrainingServer(uvicorn.Server):
 
     def _begin_drain(self) -> None:
         self._engine.begin_drain()
-        self._drain = asyncio.ensure_future(self._finish())
+        self._drain.begin()
+        self._finishing = asyncio.ensure_future(self._finish())
 
     async def _finish(self) -> None:
         self._log.info("draining", running_requests=self._engine.num_running_requests, drain_s=self._drain_s)
         try:
-            finished = await self._engine.stop(drain_s=self._drain_s)
+            # The engine works on meanwhile: stopped, it would look dead to the liveness probe.
+            await asyncio.sleep(self._drain_grace_s)
+            finished = await self._engine.stop(drain_s=max(0.0, self._drain_s - self._drain_grace_s))
             self._log.info("drained", finished=finished)
         finally:
             self.should_exit = True
@@ -102,9 +117,20 @@ def serve(overrides: Mapping[str, object]) -> None:
             variant=settings.variant,
             num_workers=settings.num_workers,
         )
-        config = server_config(create_app(engine, api_options(settings), metrics=metrics), settings)
+        drain = Drain()
+        config = server_config(
+            create_app(engine, api_options(settings), metrics=metrics, drain=drain), settings
+        )
         listeners.listen()
-        DrainingServer(config, engine, url=listeners.url, drain_s=settings.drain_s).run(listeners.sockets)
+        server = DrainingServer(
+            config,
+            engine,
+            drain=drain,
+            url=listeners.url,
+            drain_s=settings.drain_s,
+            drain_grace_s=settings.drain_grace_s,
+        )
+        server.run(listeners.sockets)
     except SystemExit as ended:
         # Uvicorn has logged why it could not start; its own exit codes are not part of our contract.
         raise SystemExit(1 if ended.code else 0) from None
@@ -137,6 +163,7 @@ def api_options(settings: Settings) -> ApiOptions:
     origins = (origin.strip() for origin in settings.cors_origins.split(","))
     return ApiOptions(
         max_body_bytes=settings.max_body_bytes,
+        body_timeout_s=settings.body_timeout_s,
         max_texts=settings.max_texts,
         max_text_characters=settings.max_text_characters,
         max_heartbeat_age_s=settings.max_heartbeat_age_s,

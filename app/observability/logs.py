@@ -13,6 +13,9 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 LogFormat = Literal["console", "json"]
 _QUIET_LOGGERS = ("uvicorn.access",)
 """The server's own access lines print query strings, and a query string may hold a text."""
+_MAX_FRAMES = 30
+"""Frames shown of one error: enough for the web framework's own and ours."""
+_MAX_CAUSES = 4
 
 
 def configure_logging(log_format: LogFormat, log_level: str, *, stream: TextIO | None = None) -> None:
@@ -62,17 +65,25 @@ def frames_of(error: BaseException) -> list[str]:
     """Where an error arose, innermost last, causes first; without the error's message.
 
     Messages of foreign errors may quote the data they choked on (`UnicodeEncodeError` does), so only
-    class names and code positions are kept.
+    class names and code positions are kept. Of a long chain or a deep stack, the end nearest to the error.
     """
+    chain = [error]
+    while len(chain) <= _MAX_CAUSES:
+        last = chain[-1]
+        cause = last.__cause__ or (None if last.__suppress_context__ else last.__context__)
+        if cause is None or any(cause is known for known in chain):
+            break
+        chain.append(cause)
     frames: list[str] = []
-    cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    if cause is not None and cause is not error:
-        frames += [*frames_of(cause), "then"]
-    frames.append(f"{type(error).__module__}.{type(error).__qualname__}")
-    frames += [
-        f"{frame.filename}:{frame.lineno} in {frame.name}"
-        for frame in traceback.extract_tb(error.__traceback__)
-    ]
+    for one in reversed(chain):
+        frames += [*(["then"] if frames else []), f"{type(one).__module__}.{type(one).__qualname__}"]
+        places = list(traceback.walk_tb(one.__traceback__))
+        if (num_left_out := len(places) - _MAX_FRAMES) > 0:
+            frames.append(f"{num_left_out} frames left out")
+        frames += [
+            f"{frame.f_code.co_filename}:{line} in {frame.f_code.co_name}"
+            for frame, line in places[-_MAX_FRAMES:]
+        ]
     return frames
 
 

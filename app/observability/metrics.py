@@ -35,6 +35,7 @@ _SECONDS = (
     5.0,
     10.0,
 )
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _REQUEST_SECONDS = (*_SECONDS[3:], 30.0, 60.0)
 _ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 128, 256)
 _RATIOS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
@@ -199,9 +200,13 @@ class Metrics:
             duration_s: from the first byte to the last.
         """
         self._in_flight.dec()
-        known = method if method in {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"} else "OTHER"
-        self._requests.labels(known, route, str(status)).observe(duration_s)
+        self._requests.labels(method_label(method), route, str(status)).observe(duration_s)
 
     def exposition(self) -> bytes:
         """All metrics in Prometheus' text format."""
         return generate_latest(self._registry)
+
+
+def method_label(method: str) -> str:
+    """An HTTP method as metrics and logs show it; ``OTHER`` for one that a client may have made up."""
+    return method if method in _METHODS else "OTHER"

@@ -337,3 +337,15 @@ def test_an_exact_code_goes_before_its_base() -> None:
     assert both.find("pt-br") == "pt-BR"
     assert both.find("pt-PT") == "pt"
     assert both.targets_of("en") == ("pt", "pt-BR")
+
+
+async def test_warnings_are_counted_by_code_in_a_header_that_never_holds_text(
+    client: httpx.AsyncClient,
+) -> None:
+    response = await client.post("/translate", json={**GOOD, "q": ["a ☃", "b", "☃"]})
+    assert response.headers["x-dragoman-warnings"] == "unknown_characters;count=2"
+    assert "x-dragoman-warnings" not in (await client.post("/translate", json=GOOD)).headers
+    document = (await client.get("/openapi.json")).json()
+    described = document["paths"]["/translate"]["post"]["responses"]["200"]
+    assert "X-Dragoman-Warnings" in described["headers"]
+    assert "content" in described

@@ -397,3 +397,21 @@ async def test_no_real_route_is_counted_as_unmatched(application: FastAPI, clien
     assert any('code="413"' in line and 'route="/translate"' in line for line in counted)
     await client.get("/translate/secret")
     assert 'code="404",method="GET",route="unmatched"' in (await client.get("/metrics")).text
+
+
+async def test_a_method_nobody_knows_is_not_written_to_the_log(
+    client: httpx.AsyncClient, json_logs: io.StringIO
+) -> None:
+    await client.request("SECRETTEXT", "/translate")
+    assert "SECRETTEXT" not in json_logs.getvalue()
+    assert [json.loads(line)["method"] for line in json_logs.getvalue().splitlines()] == ["OTHER"]
+
+
+@pytest.mark.parametrize("path", ["/translate/", "/v1/translate/", "/livez/"])
+async def test_a_slash_too_many_is_not_found_rather_than_redirected_with_its_query(
+    client: httpx.AsyncClient, path: str
+) -> None:
+    response = await client.get(path, params={"q": "secret"})
+    assert response.status_code == 404
+    assert "location" not in response.headers
+    assert "secret" not in response.text

@@ -92,3 +92,31 @@ def test_bound_request_ids_are_on_every_line(stream: io.StringIO) -> None:
         structlog.get_logger("x").info("ours")
         logging.getLogger("theirs").info("theirs")
     assert [json.loads(line)["request_id"] for line in stream.getvalue().splitlines()] == ["r1", "r1"]
+
+
+def deep(depth: int) -> None:
+    if depth == 0:
+        raise ValueError("secret")
+    deep(depth - 1)
+
+
+def test_a_deep_stack_is_shown_by_its_innermost_frames() -> None:
+    with pytest.raises(ValueError, match="secret") as caught:
+        deep(500)
+    frames = frames_of(caught.value)
+    assert len(frames) < 50
+    assert frames[0] == "builtins.ValueError"
+    assert frames[1].endswith(" frames left out")
+    assert frames[-1].endswith(" in deep")
+
+
+def test_a_long_or_circular_chain_of_causes_is_shown_by_its_last_links() -> None:
+    error = ValueError("secret")
+    for number in range(2000):
+        effect = KeyError(number)
+        effect.__cause__ = error
+        error = effect
+    assert len(frames_of(error)) < 50
+    first, second = KeyError(1), ValueError(2)
+    first.__cause__, second.__cause__ = second, first
+    assert frames_of(first) == ["builtins.ValueError", "then", "builtins.KeyError"]
