@@ -24,14 +24,18 @@ class _Rate(ProgressColumn):
 
 
 class LineProgress:
-    """Shows how many lines are done, how fast, and how long the rest will take.
+    """Shows how many lines are translated, how fast, how long the rest will take, and how many are written.
+
+    Lines are translated many at a time and written in their order, so one long line holds back the
+    writing of those after it. An interrupted run goes on after the last line that is written.
 
     Args:
         num_lines: all lines.
         num_done: lines done by earlier runs, which do not count for the rate.
+        console: where to show it; None is standard error.
     """
 
-    def __init__(self, *, num_lines: int, num_done: int) -> None:
+    def __init__(self, *, num_lines: int, num_done: int, console: Console | None = None) -> None:
         """Prepare the bar."""
         self._progress = Progress(
             TextColumn("translating"),
@@ -39,9 +43,13 @@ class LineProgress:
             MofNCompleteColumn(),
             _Rate(),
             TimeRemainingColumn(),
-            console=Console(stderr=True),
+            TextColumn("{task.fields[num_written]} written"),
+            console=Console(stderr=True) if console is None else console,
         )
-        self._task = self._progress.add_task("translating", total=num_lines, completed=num_done)
+        self._num_written = num_done
+        self._task = self._progress.add_task(
+            "translating", total=num_lines, completed=num_done, num_written=num_done
+        )
 
     def __enter__(self) -> LineProgress:
         """Show it."""
@@ -52,6 +60,11 @@ class LineProgress:
         """Leave its last state on the screen."""
         self._progress.stop()
 
-    def advance(self) -> None:
-        """One more line is done."""
+    def line_translated(self) -> None:
+        """One more line is translated."""
         self._progress.advance(self._task)
+
+    def line_written(self) -> None:
+        """One more line is written."""
+        self._num_written += 1
+        self._progress.update(self._task, num_written=self._num_written)

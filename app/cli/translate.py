@@ -25,6 +25,9 @@ from app.settings import Settings, load_settings
 
 _UNBOUNDED_TOKENS = 1_000_000_000
 _MIN_LINES_IN_FLIGHT = 256
+_LINES_IN_FLIGHT_PER_ROW = 4
+"""As many keep every row busy; with more, the first lines of a file finish later and Ctrl-C loses more."""
+
 _MAX_CHARACTERS_IN_FLIGHT = 400_000
 _BYTE_ORDER_MARK = "\ufeff"
 _REMARK_OF = {
@@ -122,7 +125,9 @@ def translate(
         )
         translator = Translator(engine, choice.pair)
         window = Window(
-            max_items=max(_MIN_LINES_IN_FLIGHT, 8 * settings.max_rows * settings.num_workers),
+            max_items=max(
+                _MIN_LINES_IN_FLIGHT, _LINES_IN_FLIGHT_PER_ROW * settings.max_rows * settings.num_workers
+            ),
             max_size=_MAX_CHARACTERS_IN_FLIGHT,
         )
 
@@ -161,6 +166,7 @@ async def _translate_lines(
     window: Window,
     *,
     write: Callable[[bytes], None],
+    on_translated: Callable[[], None] = lambda: None,
     num_done: int = 0,
 ) -> None:
     """Translate lines, the first of which follows `num_done` others, and write each when its turn comes."""
@@ -169,6 +175,7 @@ async def _translate_lines(
     async def work(line: Line) -> None:
         translation = await translator.line(decoder.decode(line), line.number)
         finished[line.number] = translation.encode() + line.ending
+        on_translated()
 
     number = num_done
     try:
@@ -192,9 +199,17 @@ async def _translate_file(
 
         def write(translation: bytes) -> None:
             job.output.write(translation)
-            progress.advance()
+            progress.line_written()
 
-        await _translate_lines(lines, translator, decoder, window, write=write, num_done=num_done)
+        await _translate_lines(
+            lines,
+            translator,
+            decoder,
+            window,
+            write=write,
+            on_translated=progress.line_translated,
+            num_done=num_done,
+        )
     job.output.finish()
 
 

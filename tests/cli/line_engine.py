@@ -21,6 +21,7 @@ class LineEngine:
     Attributes:
         most_running: the most requests it has had at once.
         interrupt_at: request at which it acts as if Ctrl-C had been pressed.
+        most_allowed: refuses more requests at once than this.
         hold_until: answers nothing until it has had this many requests at once.
     """
 
@@ -30,6 +31,7 @@ class LineEngine:
         self.num_running_requests = self.most_running = 0
         self.num_requests = 0
         self.interrupt_at: int | None = None
+        self.most_allowed = 256
         self.hold_until = 0
         self._full = asyncio.Event()
         self.started = self.stopped = False
@@ -55,7 +57,7 @@ class LineEngine:
             raise KeyboardInterrupt
         self.num_running_requests += 1
         self.most_running = max(self.most_running, self.num_running_requests)
-        if self.num_running_requests > 256:
+        if self.num_running_requests > self.most_allowed:
             raise QueueFull("too many", retry_after_s=1)
         if self.num_running_requests >= self.hold_until:
             self._full.set()
