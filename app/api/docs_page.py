@@ -68,7 +68,8 @@ def _errors(openapi: dict[str, Any]) -> Iterator[str]:
     yield from _schema(openapi, {"schema": {"$ref": "#/components/schemas/LibreTranslateError"}})
     yield (
         "<p>Retryable errors carry a Retry-After header, in seconds. Every answer carries X-Request-ID, "
-        "under which the service's log has it.</p>"
+        "under which the service's log has it. Codes with 500 other than internal are the command line's, "
+        "where the process ends with them.</p>"
         "<h3>Codes</h3><table><tr><th>Code<th>Status below /v1<th>elsewhere<th>Retryable<th>Meaning</tr>"
     )
     for code in openapi["x-error-codes"]:
