@@ -57,7 +57,7 @@ class OutputPlace:
             # Before anything that advises --force: forcing would destroy the input.
             if path.exists() and path.samefile(source_file):
                 raise InvalidOption(
-                    f"{source_file} is the same file as {path}, which would be written over; "
+                    f"the input {source_file} would be written over, since it is the same file as {path}; "
                     "name another output"
                 )
         for path in (self.partial, self.facts, self.new_facts, self.lock):
