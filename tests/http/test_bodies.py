@@ -1,13 +1,14 @@
 """Bodies built to be slow, deep or wide: refused or read, and the loop goes on meanwhile."""
 
 import asyncio
+import json
 import time
 from collections.abc import Callable
 
 import httpx
 import pytest
 from fake_engine import FakeEngine
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
@@ -49,6 +50,17 @@ HOSTILE: dict[str, tuple[str, str, Callable[[], bytes]]] = {
     "unknown options": ("/v1/translate", JSON, lambda: NATIVE + b'[],"options":{' + KEYS + b"}}"),
     "numbers for texts": ("/v1/translate", JSON, lambda: NATIVE + b"[" + b"1," * (SIZE // 2) + b"1]}"),
     "lists for texts": ("/v1/translate", JSON, lambda: NATIVE + b"[" + b"[]," * (SIZE // 3) + b"1]}"),
+    "strings and brackets": (
+        "/v1/translate",
+        JSON,
+        lambda: NATIVE + b"[" + b"[]," * 2000 + b'"",' * (SIZE // 3 - 2100) + b"1]}",
+    ),
+    "strings all over": (
+        "/translate",
+        JSON,
+        lambda: b'{"q":["' + b":" * 2000 + b'",' + b'"a",' * (SIZE // 4 - 600) + b'""]}',
+    ),
+    "numbers": ("/translate", JSON, lambda: b'{"q":[' + b"1," * (SIZE // 2) + b"1]}"),
     "empty texts": ("/v1/translate", JSON, lambda: NATIVE + b"[" + b'"",' * (SIZE // 3) + b'""]}'),
 }
 
@@ -223,3 +235,26 @@ async def test_a_byte_order_mark_before_json_and_replacement_characters_in_it_ar
         response = await client.post(path, content=body.encode(), headers={"Content-Type": JSON})
     assert response.status_code == 200
     assert "A\ufffd" in response.text
+
+
+@settings(max_examples=25, deadline=None)
+@given(text=st.text('[{:"\\\\a', max_size=40), fill=st.sampled_from(["a", "\\\\", '"', "é", ":", "[{"]))
+async def test_a_large_text_may_be_all_brackets_quotes_and_backslashes(text: str, fill: str) -> None:
+    texts = [text + fill * 40_000, fill * 3 + text, text]
+    body = json.dumps({"texts": texts, "source": "en", "target": "pt"}).encode()
+    engine = FakeEngine()
+    app = create_app(engine, ApiOptions(), metrics=Metrics(CollectorRegistry()))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://service") as client:
+        response = await client.post("/v1/translate", content=body, headers={"Content-Type": JSON})
+    assert response.status_code == 200, response.text
+    assert engine.requests[0].texts == tuple(texts)
+
+
+async def test_large_forms_at_once_are_all_read() -> None:
+    application = create_app(FakeEngine(), ApiOptions(), metrics=Metrics(CollectorRegistry()))
+    transport = httpx.ASGITransport(application)
+    async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:
+        q = "é" * 40_000
+        calls = [client.post("/translate", data={"q": q, "source": "en", "target": "pt"}) for _ in range(4)]
+        for answer in await asyncio.gather(*calls):
+            assert answer.json() == {"translatedText": q.upper()}
