@@ -20,9 +20,6 @@ _MAX_FAULTS_NAMED = 3
 _MAX_STRUCTURES = 1000
 _MAX_UNCOUNTED_JSON_BYTES = 64 * 1024
 _MAX_INLINE_FORM_BYTES = 64 * 1024
-_one_large_form = asyncio.Lock()
-"""One thread at a time: several would only take turns, and each would take the loop's turns."""
-
 _FIELD_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}", re.ASCII)
 
 
@@ -77,8 +74,13 @@ async def read_json_object(request: Request) -> dict[str, object]:
     return document
 
 
-async def read_form(request: Request) -> Fields:
+async def read_form(request: Request, *, large_forms: asyncio.Lock) -> Fields:
     """Fields of a URL-encoded body, in order.
+
+    Args:
+        request: its body may have been read.
+        large_forms: held while a large form is parsed beside the loop. Several such threads would only
+            take turns, and each would take the loop's turns.
 
     Raises:
         RequestTooLarge: it has too many fields.
@@ -88,7 +90,7 @@ async def read_form(request: Request) -> Fields:
     if len(raw) <= _MAX_INLINE_FORM_BYTES:
         return parse_urlencoded(raw)
     # Undoing percent encoding runs in Python, 0.2 s a megabyte; beside the loop the loop goes on.
-    async with _one_large_form:
+    async with large_forms:
         return await asyncio.to_thread(parse_urlencoded, raw)
 
 

@@ -8,6 +8,7 @@ clients send fields of several versions of it.
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -118,6 +119,7 @@ def libretranslate_router(
 ) -> APIRouter:
     """LibreTranslate's routes over an engine."""
     router = APIRouter(tags=["libretranslate"])
+    large_forms = asyncio.Lock()
 
     @router.post(
         "/translate",
@@ -137,7 +139,7 @@ def libretranslate_router(
     )
     async def translate(request: Request, response: Response) -> LibreTranslateAnswer:
         """Translate a text or an array of texts; the answer has the shape of the question."""
-        fields = await _read_fields(request)
+        fields = await _read_fields(request, large_forms)
         q = fields.required("q")
         texts = _texts(q, options)
         _check_format(fields)
@@ -163,7 +165,7 @@ def libretranslate_router(
     return router
 
 
-async def _read_fields(request: Request) -> _Fields:
+async def _read_fields(request: Request, large_forms: asyncio.Lock) -> _Fields:
     media_type = media_type_of(request)
     if is_json(media_type):
         return _Fields(await read_json_object(request))
@@ -174,7 +176,7 @@ async def _read_fields(request: Request) -> _Fields:
             "is missing"
         )
     if media_type == _FORM:
-        form = await read_form(request)
+        form = await read_form(request, large_forms=large_forms)
     elif media_type == _MULTIPART:
         form = await read_multipart(request)
     elif media_type == "":

@@ -94,7 +94,9 @@ def test_the_port_stays_open_and_readiness_red_for_the_grace_even_without_work(
     service.wait_until(lambda: http.get(f"{url}/readyz").status_code == 503, "readiness to turn red")
     assert http.get(f"{url}/livez").status_code == 200
     with httpx.Client() as newcomer:
-        assert newcomer.post(f"{url}/translate", content=BODIES["/translate"]).status_code == 503
+        headers = {"Content-Type": "application/json"}
+        refused = newcomer.post(f"{url}/translate", content=BODIES["/translate"], headers=headers)
+        assert refused.status_code == 503
     assert service.exit_code() == 0
     assert time.monotonic() - began_s > 1.4
 
