@@ -4,6 +4,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable
+from urllib.parse import parse_qsl
 
 import httpx
 import pytest
@@ -173,6 +174,25 @@ def test_a_form_may_have_as_many_fields_as_the_limit_and_no_more() -> None:
             parse_urlencoded(urlencoded)
         with pytest.raises(RequestTooLarge, match=rf" {count} fields, the limit is {MAX_FIELDS}"):
             parse_multipart(multipart, content_type=MULTIPART)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    pieces=st.lists(
+        st.sampled_from(["%41", "%C3%A9", "%", "%4", "%zz", "+", "a", "é", "=", "x" * 5461]), max_size=30
+    ),
+    repeats=st.sampled_from([1, 1000]),
+)
+def test_a_urlencoded_form_is_read_as_the_standard_library_reads_it(pieces: list[str], repeats: int) -> None:
+    value = "".join(pieces) * repeats
+    body = f"q={value}&&flag&r=&{value[:20]}"
+    try:
+        expected = parse_qsl(body, keep_blank_values=True, errors="strict")
+    except ValueError:
+        with pytest.raises(MalformedBody):
+            parse_urlencoded(body.encode())
+    else:
+        assert parse_urlencoded(body.encode()) == expected
 
 
 @given(
