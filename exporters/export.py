@@ -23,7 +23,7 @@ from app.bundle.manifest import (
 )
 from app.errors import BundleError
 from exporters.checkpoint import Checkpoint
-from exporters.graphs import GraphContext, candidates, decoder_step, encoder, state_tensors
+from exporters.graphs import GraphContext, candidates, decoder_step, encoder, state_tensors, step_role
 from exporters.linear import Arithmetic, Float32Arithmetic, Int8Arithmetic
 from exporters.quantization import quantized
 from exporters.verification import require_equal, verify
@@ -89,8 +89,8 @@ def export_bundle(
     """
     if "cpu-fp32" not in options.variants:
         raise BundleError(
-            f"the variants are {', '.join(options.variants) or 'none'}; cpu-fp32 must be one of them, since it "
-            "is what verification holds exact (its graphs add less than 0.1 MB)"
+            f"the variants are {', '.join(options.variants) or 'none'}; cpu-fp32 must be one of them, since "
+            "it is what verification holds exact (its graphs add less than 0.1 MB)"
         )
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         raise BundleError(f"{destination} exists and is not empty; remove it or name another folder")
@@ -155,9 +155,12 @@ def _write_graphs(
             max_source_tokens=options.max_source_tokens,
             max_target_tokens=options.max_target_tokens,
         )
-        graphs = {"encoder": encoder(context), "step": decoder_step(context, shortlist=False)}
+        graphs = {"encoder": encoder(context)}
+        for shortlist in (False, True) if checkpoint.shortlist is not None else (False,):
+            for beams in (False, True):
+                role = step_role(shortlist=shortlist, beams=beams)
+                graphs[role] = decoder_step(context, shortlist=shortlist, beams=beams)
         if checkpoint.shortlist is not None:
-            graphs["shortlist_step"] = decoder_step(context, shortlist=True)
             graphs["candidates"] = candidates(context)
         for role, graph in graphs.items():
             onnx.save_model(graph, str(folder / f"{role}.{variant}.onnx"))

@@ -15,11 +15,10 @@ from app.bundle.manifest import StateTensor
 from exporters.checkpoint import Checkpoint
 from exporters.graph_builder import FLOAT, INT32, INT64, MICROSOFT, Dims, GraphBuilder
 from exporters.linear import Arithmetic
+from exporters.rows import BeamRows, GreedyRows, Rows
 from exporters.sublayers import embed, feed_forward, layer_norm, position_codes, sublayer
+from exporters.token_choice import CANDIDATE_BLOCK, MAX_CANDIDATES, best_continuations, block_size, choose
 from exporters.weight_store import WeightStore
-
-_CANDIDATE_BLOCK = 64
-_DISALLOWED = np.float32(-1e9)
 
 
 @dataclass(frozen=True)
@@ -96,24 +95,35 @@ def encoder(context: GraphContext) -> onnx.ModelProto:
     return graph.build()
 
 
-def decoder_step(context: GraphContext, *, shortlist: bool) -> onnx.ModelProto:
-    """One step over R rows: last tokens and caches in, chosen tokens and next state out.
+def step_role(*, shortlist: bool, beams: bool) -> str:
+    """The step graph's name among the graphs of a variant."""
+    return ("shortlist_" if shortlist else "") + ("beam_step" if beams else "step")
+
+
+def decoder_step(context: GraphContext, *, shortlist: bool, beams: bool) -> onnx.ModelProto:
+    """One step over the R rows of B segments: last tokens and caches in, chosen tokens and state out.
 
     Inputs: last_ids i64 [R], positions i64 [R] (target tokens decoded so far), source_mask i32
-    [R,S], cross_key_l/cross_value_l f32 [R,H,S,D], and the state: cell_l f32 [R,d], or
+    [B,S], cross_key_l/cross_value_l f32 [B,H,S,D], and the state: cell_l f32 [R,d], or
     self_key_l/self_value_l f32 [R,H,T,D] whose outputs next_* must be bound to the same memory.
-    With a shortlist also candidate_ids i64 [N], candidate_mask f32 [R,N] (0 allowed, -1e9 not) and
+    With a shortlist also candidate_ids i64 [N], candidate_mask f32 [B,N] (0 allowed, -1e9 not) and
     what the candidates graph returned; N a multiple of 64.
 
-    Outputs: token_ids i64 [R], log_probs f32 [R], next_*.
+    Greedy (R = B): outputs token_ids i64 [R], log_probs f32 [R], next_*.
+
+    Beams (R = B x K, the rows of a segment side by side; its beams are queries to one cross cache):
+    inputs also row_scores f32 [R], summed log-probabilities so far, and num_candidates i64 [1], C.
+    Outputs token_ids i64 [B,C], beams i64 [B,C], scores f32 [B,C]: of each segment the C best
+    continuations of any of its beams, best first; and next_*.
     """
     checkpoint, config = context.checkpoint, context.checkpoint.config
-    graph = GraphBuilder("shortlist_step" if shortlist else "step", context.store)
+    graph = GraphBuilder(step_role(shortlist=shortlist, beams=beams), context.store)
+    segments = "B" if beams else "R"
     last_ids = graph.input("last_ids", INT64, ["R"])
     positions = graph.input("positions", INT64, ["R"])
-    mask = graph.input("source_mask", INT32, ["R", "S"])
+    mask = graph.input("source_mask", INT32, [segments, "S"])
     for name in context.cross_names():
-        graph.input(name, FLOAT, ["R", config.num_heads, "S", config.head_size])
+        graph.input(name, FLOAT, [segments, config.num_heads, "S", config.head_size])
     state_dims: dict[str, Dims] = {
         state.name: ["R", *state.shape]
         if state.kind == "cell"
@@ -129,23 +139,35 @@ def decoder_step(context: GraphContext, *, shortlist: bool) -> onnx.ModelProto:
         started = graph.op("Cast", graph.op("Min", positions, graph.ints(1)), to=FLOAT)
         x = graph.op("Mul", x, graph.op("Unsqueeze", started, graph.ints(1)))
     x = graph.op("Add", x, graph.op("Gather", context.positions(graph), positions))
+    rows = BeamRows(graph, config.d_model) if beams else GreedyRows(graph)
     for layer in range(config.decoder_layers):
-        x = _decoder_layer(graph, context, x, layer, mask=mask, positions=positions)
+        x = _decoder_layer(graph, context, x, layer, rows=rows, mask=mask, positions=positions)
     if config.norm == "pre":
         x = layer_norm(graph, checkpoint, x, "decoder_norm")
 
+    candidate_ids = None
     if shortlist:
         candidate_ids = graph.input("candidate_ids", INT64, ["N"])
-        candidate_mask = graph.input("candidate_mask", FLOAT, ["R", "N"])
+        candidate_mask = graph.input("candidate_mask", FLOAT, [segments, "N"])
         context.arithmetic.candidate_inputs(graph)
-        logits = graph.op("Add", context.arithmetic.candidate_projection(graph, x), candidate_mask)  # [R,N]
-        index, log_probs = _choose(graph, logits, _CANDIDATE_BLOCK)
-        graph.output(graph.op("Gather", candidate_ids, index), "token_ids", INT64, ["R"])
+        logits = rows.add_by_segment(context.arithmetic.candidate_projection(graph, x), candidate_mask)
+        block: int | None = CANDIDATE_BLOCK
     else:
         logits = context.arithmetic.output_projection(graph, x)  # [R,V]
-        index, log_probs = _choose(graph, logits, _block_size(config.vocabulary_size))
-        graph.output(index, "token_ids", INT64, ["R"])
-    graph.output(log_probs, "log_probs", FLOAT, ["R"])
+        block = block_size(config.vocabulary_size, min_blocks=MAX_CANDIDATES if beams else 1)
+    if beams:
+        row_scores = graph.input("row_scores", FLOAT, ["R"])
+        num_candidates = graph.input("num_candidates", INT64, [1])
+        best = best_continuations(graph, logits, row_scores, num_candidates, rows.num_segments, block)
+        token_ids = best.indices if candidate_ids is None else graph.op("Gather", candidate_ids, best.indices)
+        graph.output(token_ids, "token_ids", INT64, ["B", "C"])
+        graph.output(best.beams, "beams", INT64, ["B", "C"])
+        graph.output(best.scores, "scores", FLOAT, ["B", "C"])
+    else:
+        index, log_probs = choose(graph, logits, block)
+        token_ids = index if candidate_ids is None else graph.op("Gather", candidate_ids, index)
+        graph.output(token_ids, "token_ids", INT64, ["R"])
+        graph.output(log_probs, "log_probs", FLOAT, ["R"])
     for name, dims in state_dims.items():
         graph.output(f"next_{name}", f"next_{name}", FLOAT, dims)
     return graph.build()
@@ -182,7 +204,7 @@ def _encoder_layer(graph: GraphBuilder, context: GraphContext, x: str, layer: in
 
 
 def _decoder_layer(
-    graph: GraphBuilder, context: GraphContext, x: str, layer: int, *, mask: str, positions: str
+    graph: GraphBuilder, context: GraphContext, x: str, layer: int, *, rows: Rows, mask: str, positions: str
 ) -> str:
     """X f32 [R,d] -> [R,d]; writes next_* of this layer."""
     checkpoint, arithmetic, config = context.checkpoint, context.arithmetic, context.checkpoint.config
@@ -223,9 +245,7 @@ def _decoder_layer(
         )
 
     def cross_attention(x: str) -> str:
-        query = graph.op(
-            "Unsqueeze", arithmetic.linear(graph, x, [f"{name}.cross_attention.query"]), graph.ints(1)
-        )
+        query = rows.by_segment(arithmetic.linear(graph, x, [f"{name}.cross_attention.query"]))  # [B,K,d]
         y = graph.op(
             "MultiHeadAttention",
             query,
@@ -236,9 +256,7 @@ def _decoder_layer(
             domain=MICROSOFT,
             num_heads=config.num_heads,
         )
-        return arithmetic.linear(
-            graph, graph.op("Squeeze", y, graph.ints(1)), [f"{name}.cross_attention.output"]
-        )
+        return arithmetic.linear(graph, rows.flat(y), [f"{name}.cross_attention.output"])
 
     recurrent = cell if config.decoder_cell == "ssru" else self_attention
     x = sublayer(graph, checkpoint, x, f"{name}.self_norm", recurrent)
@@ -250,34 +268,3 @@ def _decoder_layer(
         f"{name}.ffn_norm",
         lambda x: feed_forward(graph, checkpoint, arithmetic, x, f"{name}.ffn"),
     )
-
-
-def _choose(graph: GraphBuilder, logits: str, block: int | None) -> tuple[str, str]:
-    """The first largest of logits [R,V]: its index i64 [R] and its log-probability f32 [R].
-
-    ArgMax over a long row is slow on the CPU provider: the maximum of every block is taken first
-    (vectorised), then the first block that holds the largest, then the first index in that block.
-    """
-    largest = graph.op("ReduceMax", logits, graph.ints(-1), keepdims=1)  # [R,1]
-    if block is None:
-        index = graph.op("ArgMax", logits, axis=-1, keepdims=0)
-    else:
-        blocks = graph.op("Reshape", logits, graph.ints(0, -1, block))  # [R,V/b,b]
-        block_index = graph.op(
-            "ArgMax", graph.op("ReduceMax", blocks, graph.ints(-1), keepdims=0), axis=-1, keepdims=1
-        )  # [R,1]
-        winners = graph.op("GatherND", blocks, block_index, batch_dims=1)  # [R,b]
-        within = graph.op("ArgMax", winners, axis=-1, keepdims=0)  # [R]
-        first = graph.op("Mul", graph.op("Squeeze", block_index, graph.ints(1)), graph.ints(block))
-        index = graph.op("Add", first, within)
-    # log softmax at the maximum: -log sum exp(logits - max)
-    exponentials = graph.op("Exp", graph.op("Sub", logits, largest))
-    total = graph.op("ReduceSum", exponentials, graph.ints(-1), keepdims=0)
-    return index, graph.op("Neg", graph.op("Log", total))
-
-
-def _block_size(vocabulary_size: int) -> int | None:
-    """The divisor of V nearest to its square root, or None when V has none worth the detour."""
-    root = vocabulary_size**0.5
-    divisors = [b for b in range(16, 1025) if vocabulary_size % b == 0]
-    return min(divisors, key=lambda b: abs(b - root)) if divisors else None

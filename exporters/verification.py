@@ -12,7 +12,7 @@ from app.decoding.greedy import GreedySearch
 from app.decoding.hypothesis import Hypothesis
 from app.decoding.options import DecodingOptions
 from app.decoding.shortlist import Shortlist
-from app.errors import VerificationFailed
+from app.errors import DragomanError, VerificationFailed
 from app.runtime.entry import Entry, Outcome
 from app.runtime.events import SilentObserver
 from app.runtime.lane import Lane
@@ -119,9 +119,9 @@ def serve(
     hypotheses = []
     for index in range(len(sources)):
         result = outcomes[index].result
-        if not isinstance(result, Hypothesis):
+        if isinstance(result, DragomanError):
             raise VerificationFailed(f"the serving decoder failed: {result.message}") from result
-        hypotheses.append(result)
+        hypotheses.append(result[0])
     return hypotheses
 
 

@@ -106,13 +106,17 @@ class VariantGraphs(_Model):
     Attributes:
         encoder: source ids and mask to cross-attention keys and values.
         step: one decoder step over the whole vocabulary.
+        beam_step: one decoder step of beam search, likewise; None when the bundle cannot search beams.
         shortlist_step: one decoder step over given candidates; None without a shortlist.
+        shortlist_beam_step: one decoder step of beam search over given candidates.
         candidates: candidate ids to the output projection restricted to them; None likewise.
     """
 
     encoder: FileName
     step: FileName
+    beam_step: FileName | None = None
     shortlist_step: FileName | None = None
+    shortlist_beam_step: FileName | None = None
     candidates: FileName | None = None
 
     @property
@@ -120,7 +124,14 @@ class VariantGraphs(_Model):
         """The graphs that exist."""
         return tuple(
             name
-            for name in (self.encoder, self.step, self.shortlist_step, self.candidates)
+            for name in (
+                self.encoder,
+                self.step,
+                self.beam_step,
+                self.shortlist_step,
+                self.shortlist_beam_step,
+                self.candidates,
+            )
             if name is not None
         )
 
@@ -128,6 +139,9 @@ class VariantGraphs(_Model):
     def _shortlist_graphs_come_together(self) -> VariantGraphs:
         if (self.shortlist_step is None) != (self.candidates is None):
             raise ValueError("shortlist_step and candidates must be given together")
+        needs_beams = self.beam_step is not None and self.shortlist_step is not None
+        if (self.shortlist_beam_step is not None) != needs_beams:
+            raise ValueError("shortlist_beam_step goes with beam_step and shortlist_step")
         return self
 
 

@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
-from app.decoding.hypothesis import FinishReason, Hypothesis
+from app.decoding.hypothesis import FinishReason, Hypothesis, LengthNormalisation
 
 
 class GreedySearch:
     """Collects the tokens of one row until end-of-sentence or its limit.
 
     A search never sees the cache or the model: it is fed the chosen token of its row after every
-    step. (A beam search will occupy several rows and answer with parents; `num_rows` is the seam.)
+    step.
     """
 
-    num_rows = 1
+    num_beams = 1
 
-    def __init__(self, *, eos_id: int, max_target_tokens: int) -> None:
+    def __init__(
+        self,
+        *,
+        eos_id: int,
+        max_target_tokens: int,
+        length_penalty: float = 1.0,
+        normalisation: LengthNormalisation = LengthNormalisation.POWER,
+    ) -> None:
         """Start an empty hypothesis.
 
         Args:
             eos_id: token that ends the target.
             max_target_tokens: most decoded tokens, end-of-sentence included; at least 1.
+            length_penalty: of the hypothesis's score; greedy search itself does not use it.
+            normalisation: likewise.
         """
+        self._length_penalty = length_penalty
+        self._normalisation = normalisation
         self._eos_id = eos_id
         self._max_target_tokens = max_target_tokens
         self._token_ids: list[int] = []
@@ -53,8 +64,16 @@ class GreedySearch:
                 self._finish_reason = FinishReason.LENGTH
         return self.finished
 
-    def hypothesis(self) -> Hypothesis:
-        """The finished hypothesis."""
+    def hypotheses(self) -> tuple[Hypothesis, ...]:
+        """The one finished hypothesis."""
         if self._finish_reason is None:
             raise RuntimeError("the search is not finished")
-        return Hypothesis(tuple(self._token_ids), self._sum_log_probs, self._finish_reason)
+        return (
+            Hypothesis(
+                tuple(self._token_ids),
+                self._sum_log_probs,
+                self._finish_reason,
+                self._length_penalty,
+                self._normalisation,
+            ),
+        )

@@ -1,4 +1,4 @@
-"""A finished translation of one segment, in token ids."""
+"""A finished translation of one segment, in token ids, and how it is scored."""
 
 from __future__ import annotations
 
@@ -15,6 +15,15 @@ class FinishReason(StrEnum):
     """The limit on target tokens was reached; the translation may be incomplete."""
 
 
+class LengthNormalisation(StrEnum):
+    """By what the sum of log-probabilities is divided; n counts end-of-sentence when it was chosen."""
+
+    POWER = "power"
+    """``n ** a`` (CTranslate2, OpenNMT): a = 1 is the mean log-probability per token."""
+    GNMT = "gnmt"
+    """``((5 + n) / 6) ** a`` (Wu et al. 2016, equation 14)."""
+
+
 @dataclass(frozen=True)
 class Hypothesis:
     """One finished target sequence.
@@ -25,11 +34,15 @@ class Hypothesis:
             the end-of-sentence included when ``finish_reason`` is EOS. Under a shortlist the
             distribution is normalised over the allowed tokens.
         finish_reason: why decoding ended.
+        length_penalty: a, the exponent of the normalisation; 0 leaves the plain sum.
+        normalisation: which formula a belongs to.
     """
 
     token_ids: tuple[int, ...]
     sum_log_probs: float
     finish_reason: FinishReason
+    length_penalty: float = 1.0
+    normalisation: LengthNormalisation = LengthNormalisation.POWER
 
     @property
     def num_decoded(self) -> int:
@@ -38,5 +51,8 @@ class Hypothesis:
 
     @property
     def score(self) -> float:
-        """Mean log-probability per decoded token, ``sum_log_probs / n``; 0 is certain."""
-        return self.sum_log_probs / max(1, self.num_decoded)
+        """The normalised sum of log-probabilities; 0 is certain, less is less likely."""
+        length = max(1, self.num_decoded)
+        if self.normalisation is LengthNormalisation.POWER:
+            return float(self.sum_log_probs / length**self.length_penalty)
+        return float(self.sum_log_probs / ((5 + length) / 6) ** self.length_penalty)

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from app.bundle import Bundle, Variant
-from app.decoding.greedy import GreedySearch
-from app.decoding.hypothesis import Hypothesis
 from app.decoding.options import DecodingOptions
+from app.decoding.search import make_search
 from app.errors import DragomanError, ShuttingDown, UnsupportedPair
 from app.runtime.admission import Admission, Ticket
 from app.runtime.entry import Entry, Outcome
@@ -354,7 +353,7 @@ class Engine:
         )
         return Entry(
             segment.source_ids,
-            GreedySearch(eos_id=model.eos_id, max_target_tokens=limit),
+            make_search(options, eos_id=model.eos_id, max_target_tokens=limit),
             max_target_tokens=limit,
             submitted_at_s=self._clock(),
             deliver=deliver,
@@ -384,7 +383,9 @@ async def _off_loop(num_characters: int, work: Callable[[], Result]) -> Result:
 def _assemble_all(
     prepared: Sequence[PreparedText], outcomes: Sequence[Outcome], tokenizer: Tokenizer
 ) -> list[TextResult]:
-    hypotheses = iter([outcome.result for outcome in outcomes if isinstance(outcome.result, Hypothesis)])
+    hypotheses = iter(
+        [outcome.result for outcome in outcomes if not isinstance(outcome.result, DragomanError)]
+    )
     return [assemble(text, [next(hypotheses) for _ in text.segments], tokenizer) for text in prepared]
 
 

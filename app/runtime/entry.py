@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from app.decoding.greedy import GreedySearch
 from app.decoding.hypothesis import Hypothesis
+from app.decoding.search import Search
 from app.errors import DragomanError
 from app.runtime.runner import Int32Array
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The one answer an entry gets: a hypothesis or a named error.
+    """The one answer an entry gets: hypotheses or a named error.
 
     Attributes:
-        result: the finished hypothesis, or why there is none.
+        result: the finished hypotheses, best first, at least one; or why there is none.
         queue_s: seconds from submission to the encoder.
         decode_s: seconds from the encoder to the last step.
     """
 
-    result: Hypothesis | DragomanError
+    result: tuple[Hypothesis, ...] | DragomanError
     queue_s: float
     decode_s: float
 
@@ -36,7 +36,7 @@ class Entry:
     def __init__(
         self,
         source_ids: Sequence[int],
-        search: GreedySearch,
+        search: Search,
         *,
         max_target_tokens: int,
         submitted_at_s: float,
@@ -85,7 +85,7 @@ class Entry:
         if self._cancelled:
             on_cancel()
 
-    def resolve(self, result: Hypothesis | DragomanError, *, now_s: float) -> None:
+    def resolve(self, result: tuple[Hypothesis, ...] | DragomanError, *, now_s: float) -> None:
         """Deliver the answer; later calls do nothing, so an entry is answered exactly once."""
         if self._resolved:
             return

@@ -9,12 +9,11 @@ import itertools
 import time
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
 from app.errors import DragomanError, RequestCancelled, WorkerFailed
+from app.runtime.advance import advance
 from app.runtime.entry import Entry
 from app.runtime.events import AdmissionEvent, RuntimeObserver, StepEvent
-from app.runtime.runner import ModelRunner, SourceRow, StepOutput
+from app.runtime.runner import ModelRunner, SourceRow
 from app.runtime.scheduler import Admission, Departure, Scheduler
 
 
@@ -131,59 +130,29 @@ class Lane:
         entries = self._scheduler.running(group)
         started_at_s = self._clock()
         try:
-            output = self._runner.step(
-                group,
-                np.array([entry.search.last_id for entry in entries], dtype=np.int64),
-                np.array([entry.search.num_decoded for entry in entries], dtype=np.int64),
-            )
-            self._check(output, len(entries))
-            finished = [
-                entry
-                for entry, token_id, log_prob in zip(
-                    entries, output.token_ids.tolist(), output.log_probs.tolist(), strict=True
-                )
-                if entry.search.advance(token_id, log_prob)
-            ]
+            finished = advance(self._runner, group, entries)
             for entry in finished:
                 self._close_gap(self._scheduler.leave(group, entry))
         except Exception as error:  # noqa: BLE001 - the border: whatever a graph raises becomes an answer
             self._fail([*self._scheduler.clear_group(group), *entries], error)
             return
         now_s = self._clock()
-        hypotheses = [entry.search.hypothesis() for entry in finished]
+        results = [entry.search.hypotheses() for entry in finished]
         # Answered first: what they left can no longer be answered by `fail_all`.
-        for entry, hypothesis in zip(finished, hypotheses, strict=True):
-            entry.resolve(hypothesis, now_s=now_s)
+        for entry, hypotheses in zip(finished, results, strict=True):
+            entry.resolve(hypotheses, now_s=now_s)
         self._observer.on_step(
             StepEvent(
                 model=self.model,
-                num_rows=len(entries),
+                num_rows=len(entries) * self._runner.groups[group].num_beams,
                 source_length=self._runner.groups[group].source_length,
                 num_source_tokens=sum(entry.num_source_tokens for entry in entries),
                 duration_s=now_s - started_at_s,
             )
         )
-        for hypothesis in hypotheses:
+        for best, *_ in results:
             self._observer.on_finished(
-                self.model,
-                num_target_tokens=hypothesis.num_decoded,
-                finish_reason=hypothesis.finish_reason.value,
-            )
-
-    def _check(self, output: StepOutput, num_rows: int) -> None:
-        """Refuse what no graph of a sound model returns; it would surface as a wrong translation."""
-        token_ids, log_probs = output.token_ids, output.log_probs
-        if token_ids.shape != (num_rows,) or log_probs.shape != (num_rows,):
-            raise ValueError(
-                f"the step returned token ids {token_ids.shape} and log-probabilities {log_probs.shape} "
-                f"for {num_rows} rows"
-            )
-        if not np.isfinite(log_probs).all():
-            raise ValueError("the step returned a log-probability that is not a finite number")
-        if token_ids.min() < 0 or token_ids.max() >= self._runner.vocabulary_size:
-            raise ValueError(
-                f"the step chose token {token_ids.min()} or {token_ids.max()}; "
-                f"the vocabulary has {self._runner.vocabulary_size}"
+                self.model, num_target_tokens=best.num_decoded, finish_reason=best.finish_reason.value
             )
 
     def _close_gap(self, departure: Departure) -> None:

@@ -21,14 +21,23 @@ class CandidateSet:
     depend on its neighbours'. The union is made anew only when a newcomer brings a word it lacks.
     """
 
-    def __init__(self, session: onnxruntime.InferenceSession, *, vocabulary_size: int, max_rows: int) -> None:
+    def __init__(
+        self,
+        session: onnxruntime.InferenceSession,
+        *,
+        vocabulary_size: int,
+        max_rows: int,
+        min_blocks: int = 1,
+    ) -> None:
         """Start with no candidates.
 
         Args:
             session: the candidates graph.
             vocabulary_size: V.
-            max_rows: rows of the group.
+            max_rows: slots of the group.
+            min_blocks: blocks the step graph needs at least: the continuations of a beam step.
         """
+        self._min_columns = min_blocks * _BLOCK
         self._session = session
         self._output_names = [output.name for output in session.get_outputs()]
         self._rows: dict[int, Int32Array] = {}
@@ -76,9 +85,9 @@ class CandidateSet:
         union = np.flatnonzero(wanted)
         column_of = np.full(len(self._column_of), -1, dtype=np.int32)
         column_of[union] = np.arange(len(union), dtype=np.int32)
-        padding = -len(union) % _BLOCK
+        padding = max(-len(union) % _BLOCK, self._min_columns - len(union))
         union_ids = np.concatenate([union, np.full(padding, union[0])])
-        mask = np.empty((self._max_rows, len(union_ids)), dtype=np.float32)
+        mask = np.full((self._max_rows, len(union_ids)), _DISALLOWED, dtype=np.float32)
         for slot, ids in rows.items():
             _allow(mask[slot], column_of[ids])
         binding = self._session.io_binding()

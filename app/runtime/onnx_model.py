@@ -26,12 +26,14 @@ class OnnxModel:
         encoder: the encoder graph.
         step: the decoder step, over the shortlist's candidates when `candidates` is set.
         candidates: gathers the output projection for a set of candidates, or None.
+        beam_step: the decoder step of beam search, likewise, or None when the bundle has none.
     """
 
     manifest: Manifest
     encoder: onnxruntime.InferenceSession
     step: onnxruntime.InferenceSession
     candidates: onnxruntime.InferenceSession | None
+    beam_step: onnxruntime.InferenceSession | None
 
 
 def load_model(bundle: Bundle, *, variant: Variant, use_shortlist: bool) -> OnnxModel:
@@ -54,17 +56,21 @@ def load_model(bundle: Bundle, *, variant: Variant, use_shortlist: bool) -> Onnx
             f"bundle {manifest.id} has no variant {variant}; it has {', '.join(sorted(manifest.variants))}"
         )
     if use_shortlist and manifest.shortlist is not None and graphs.shortlist_step and graphs.candidates:
-        step, candidates = graphs.shortlist_step, _session(bundle, graphs.candidates)
+        step, beam_step = graphs.shortlist_step, graphs.shortlist_beam_step
+        candidates = _session(bundle, graphs.candidates)
     else:
-        step, candidates = graphs.step, None
+        step, beam_step, candidates = graphs.step, graphs.beam_step, None
     model = OnnxModel(
         manifest=manifest,
         encoder=_session(bundle, graphs.encoder),
         step=_session(bundle, step),
         candidates=candidates,
+        beam_step=None if beam_step is None else _session(bundle, beam_step),
     )
     _check_encoder(bundle, graphs.encoder, model.encoder)
-    _check_step(bundle, step, model)
+    _check_step(bundle, step, model.step, model)
+    if beam_step is not None and model.beam_step is not None:
+        _check_step(bundle, beam_step, model.beam_step, model)
     return model
 
 
@@ -73,7 +79,7 @@ def _check_encoder(bundle: Bundle, name: str, session: onnxruntime.InferenceSess
     _require(bundle, name, session.get_outputs(), _cross_dims(bundle.manifest))
 
 
-def _check_step(bundle: Bundle, name: str, model: OnnxModel) -> None:
+def _check_step(bundle: Bundle, name: str, session: onnxruntime.InferenceSession, model: OnnxModel) -> None:
     state: dict[str, _Dims] = {
         state.name: (None, state.shape[0], None, state.shape[1])
         if state.kind == "kv"
@@ -84,9 +90,14 @@ def _check_step(bundle: Bundle, name: str, model: OnnxModel) -> None:
     if model.candidates is not None:
         inputs |= {"candidate_ids": (), "candidate_mask": ()}
         inputs |= {output.name: () for output in model.candidates.get_outputs()}
-    _require(bundle, name, model.step.get_inputs(), inputs)
-    outputs = {"token_ids": (), "log_probs": (), **{f"next_{key}": dims for key, dims in state.items()}}
-    _require(bundle, name, model.step.get_outputs(), outputs)
+    outputs: dict[str, _Dims] = {f"next_{key}": dims for key, dims in state.items()}
+    if session is model.beam_step:
+        inputs |= {"row_scores": (), "num_candidates": ()}
+        outputs |= {"token_ids": (), "beams": (), "scores": ()}
+    else:
+        outputs |= {"token_ids": (), "log_probs": ()}
+    _require(bundle, name, session.get_inputs(), inputs)
+    _require(bundle, name, session.get_outputs(), outputs)
 
 
 def _cross_dims(manifest: Manifest) -> dict[str, _Dims]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from app.decoding.hypothesis import FinishReason, Hypothesis
 from app.decoding.shortlist import Shortlist
-from app.runtime.request import SegmentResult, TextResult, TranslationWarning, WarningCode
+from app.runtime.request import Alternative, SegmentResult, TextResult, TranslationWarning, WarningCode
 from app.runtime.runner import Int32Array
 from app.text import SegmentedText, Tokenizer, split, wrap
 
@@ -124,15 +124,19 @@ def _unknown_character_warnings(
     return warnings
 
 
-def assemble(prepared: PreparedText, hypotheses: Sequence[Hypothesis], tokenizer: Tokenizer) -> TextResult:
+def assemble(
+    prepared: PreparedText, hypotheses: Sequence[Sequence[Hypothesis]], tokenizer: Tokenizer
+) -> TextResult:
     """Detokenise and put the translations into the text's gaps.
 
     Args:
         prepared: the text.
-        hypotheses: one per segment, in order.
+        hypotheses: for each segment, in order, its hypotheses, best first, at least one.
         tokenizer: the model's.
     """
-    targets = tokenizer.decode_batch([hypothesis.token_ids for hypothesis in hypotheses])
+    best = [ranked[0] for ranked in hypotheses]
+    targets = tokenizer.decode_batch([hypothesis.token_ids for hypothesis in best])
+    alternatives = [_alternatives(ranked[1:], tokenizer) for ranked in hypotheses]
     results = tuple(
         SegmentResult(
             source=segment.source,
@@ -141,11 +145,14 @@ def assemble(prepared: PreparedText, hypotheses: Sequence[Hypothesis], tokenizer
             num_target_tokens=hypothesis.num_decoded,
             score=hypothesis.score,
             finish_reason=hypothesis.finish_reason,
+            alternatives=others,
         )
-        for segment, hypothesis, target in zip(prepared.segments, hypotheses, targets, strict=True)
+        for segment, hypothesis, target, others in zip(
+            prepared.segments, best, targets, alternatives, strict=True
+        )
     )
     warnings = list(prepared.warnings)
-    for index, hypothesis in enumerate(hypotheses):
+    for index, hypothesis in enumerate(best):
         if hypothesis.finish_reason is FinishReason.LENGTH:
             warnings.append(
                 TranslationWarning(
@@ -159,4 +166,12 @@ def assemble(prepared: PreparedText, hypotheses: Sequence[Hypothesis], tokenizer
         text=prepared.layout.join(targets),
         segments=results,
         warnings=tuple(sorted(warnings, key=lambda warning: warning.segment)),
+    )
+
+
+def _alternatives(hypotheses: Sequence[Hypothesis], tokenizer: Tokenizer) -> tuple[Alternative, ...]:
+    targets = tokenizer.decode_batch([hypothesis.token_ids for hypothesis in hypotheses])
+    return tuple(
+        Alternative(target=target, score=hypothesis.score)
+        for hypothesis, target in zip(hypotheses, targets, strict=True)
     )

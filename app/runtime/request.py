@@ -53,6 +53,19 @@ class TranslationWarning:
 
 
 @dataclass(frozen=True)
+class Alternative:
+    """A less probable translation of a segment.
+
+    Attributes:
+        target: the translation.
+        score: as `SegmentResult.score`.
+    """
+
+    target: str
+    score: float
+
+
+@dataclass(frozen=True)
 class SegmentResult:
     """One segment's translation.
 
@@ -61,8 +74,9 @@ class SegmentResult:
         target: its translation.
         num_source_tokens: end-of-sentence included.
         num_target_tokens: decoded tokens, end-of-sentence included when chosen.
-        score: mean log-probability per decoded token (see `Hypothesis.score`).
+        score: length-normalised log-probability (see `Hypothesis.score`).
         finish_reason: why decoding ended.
+        alternatives: further hypotheses, best first; empty unless more than one was asked for.
     """
 
     source: str
@@ -71,6 +85,7 @@ class SegmentResult:
     num_target_tokens: int
     score: float
     finish_reason: FinishReason
+    alternatives: tuple[Alternative, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -23,11 +23,13 @@ class RowGroup:
 
     Attributes:
         source_length: S of the group's cross-attention cache; longest source it takes, in tokens.
-        max_rows: slots in the group.
+        max_rows: slots in the group, one a segment.
+        num_beams: K, rows of each slot; 1 is greedy search.
     """
 
     source_length: int
     max_rows: int
+    num_beams: int = 1
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,40 @@ class StepOutput:
     log_probs: Float32Array
 
 
+@dataclass(frozen=True)
+class BeamStepInput:
+    """The live beams of the B segments in slots ``0..B-1``, K each.
+
+    Attributes:
+        last_ids: int64 [B,K], the token decoded last; ignored at position 0.
+        positions: int64 [B], target tokens decoded already.
+        scores: float32 [B,K], summed log-probabilities; -inf for a beam that must not go on.
+        parents: int64 [B,K], the beam of the step before that each one continues.
+        num_candidates: C, continuations wanted a segment.
+    """
+
+    last_ids: Int64Array
+    positions: Int64Array
+    scores: Float32Array
+    parents: Int64Array
+    num_candidates: int
+
+
+@dataclass(frozen=True)
+class BeamStepOutput:
+    """The best continuations of each segment's beams, best first.
+
+    Attributes:
+        token_ids: int64 [B,C].
+        beams: int64 [B,C], the live beam each continues.
+        scores: float32 [B,C], summed log-probabilities.
+    """
+
+    token_ids: Int64Array
+    beams: Int64Array
+    scores: Float32Array
+
+
 class ModelRunner(Protocol):
     """One model's graphs and row slots, driven by one thread.
 
@@ -89,6 +125,10 @@ class ModelRunner(Protocol):
             last_ids: int64 [R], the token decoded last; ignored at position 0.
             positions: int64 [R], target tokens each row has decoded already.
         """
+        ...
+
+    def beam_step(self, group: int, beams: BeamStepInput) -> BeamStepOutput:
+        """Let every row's state follow its parent, then run one decoder step of a beam group."""
         ...
 
     def move(self, group: int, *, from_slot: int, to_slot: int) -> None:

@@ -46,7 +46,7 @@ class Scheduler:
         """Create an empty schedule.
 
         Args:
-            groups: the runner's row groups, shortest source length first.
+            groups: the runner's row groups; those of one beam size with the shortest source length first.
             max_admission_tokens: padded source tokens encoded at most between two steps, so that
                 newcomers do not stall running rows; the oldest entry is admitted even alone above it.
             min_newcomers: while more wait for a group than it has free slots, it takes newcomers only
@@ -74,20 +74,22 @@ class Scheduler:
         """Rows in all groups."""
         return sum(len(slots) for slots in self._running)
 
-    def group_of(self, num_source_tokens: int) -> int:
-        """The group of a source of this length: a property of the segment alone."""
+    def group_of(self, num_source_tokens: int, num_beams: int = 1) -> int:
+        """The group of a source of this length and beam size: a property of the segment alone."""
         for index, group in enumerate(self._groups):
-            if num_source_tokens <= group.source_length:
+            if num_source_tokens <= group.source_length and num_beams == group.num_beams:
                 return index
         raise ValueError(
-            f"the source has {num_source_tokens} tokens; the longest row group takes "
-            f"{self._groups[-1].source_length}. Wrap the segment first"
+            f"the source has {num_source_tokens} tokens and {num_beams} beams; the longest row group takes "
+            f"{self._groups[-1].source_length} tokens and the widest "
+            f"{max(group.num_beams for group in self._groups)} beams. Wrap the segment or take fewer beams"
         )
 
     def add(self, entry: Entry) -> None:
         """Queue an entry behind all that arrived before it."""
         entry.watch_cancellation(self._note_cancellation)
-        self._waiting[self.group_of(entry.num_source_tokens)].append((self._num_arrivals, entry))
+        group = self.group_of(entry.num_source_tokens, entry.search.num_beams)
+        self._waiting[group].append((self._num_arrivals, entry))
         self._num_arrivals += 1
 
     def running(self, group: int) -> tuple[Entry, ...]:

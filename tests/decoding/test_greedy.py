@@ -30,7 +30,7 @@ def test_a_search_takes_tokens_until_the_end_or_its_limit(
         if search.advance(token_id, log_prob):
             break
     ids = [token_id for token_id, _ in taken]
-    hypothesis = search.hypothesis()
+    hypothesis = search.hypotheses()[0]
     ended = ids[-1] == EOS_ID
     assert EOS_ID not in ids[:-1]
     assert len(ids) <= limit
@@ -45,12 +45,12 @@ def test_an_end_of_sentence_at_the_very_limit_is_an_end() -> None:
     search = GreedySearch(eos_id=EOS_ID, max_target_tokens=2)
     assert not search.advance(5, -1.0)
     assert search.advance(EOS_ID, -1.0)
-    assert search.hypothesis().finish_reason is FinishReason.EOS
+    assert search.hypotheses()[0].finish_reason is FinishReason.EOS
 
 
 def test_an_unfinished_search_has_no_hypothesis() -> None:
     with pytest.raises(RuntimeError, match="not finished"):
-        GreedySearch(eos_id=EOS_ID, max_target_tokens=2).hypothesis()
+        GreedySearch(eos_id=EOS_ID, max_target_tokens=2).hypotheses()
 
 
 def test_an_empty_translation_has_the_score_of_its_end() -> None:

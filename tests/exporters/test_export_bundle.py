@@ -44,8 +44,8 @@ def shift_last_bias(model: onnx.ModelProto) -> onnx.ModelProto:
 def perturbing(*, of_shortlist: bool) -> Callable[..., onnx.ModelProto]:
     original = export_module.decoder_step
 
-    def build(context: GraphContext, *, shortlist: bool) -> onnx.ModelProto:
-        model = original(context, shortlist=shortlist)
+    def build(context: GraphContext, *, shortlist: bool, beams: bool) -> onnx.ModelProto:
+        model = original(context, shortlist=shortlist, beams=beams)
         return shift_last_bias(model) if shortlist is of_shortlist else model
 
     return build
@@ -170,6 +170,6 @@ def test_fp32_must_agree_in_every_segment_and_in_the_score(
 
 
 def test_an_export_that_nothing_would_hold_exact_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BundleError, match="cpu-fp32 must be among them"):
+    with pytest.raises(BundleError, match="cpu-fp32 must be one of them"):
         export_bundle(tiny_checkpoint(), tmp_path / "bundle", tiny_options(variants=("cpu-int8",)))
     assert list(tmp_path.iterdir()) == []

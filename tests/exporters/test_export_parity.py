@@ -25,8 +25,8 @@ from app.runtime.onnx_runner import OnnxRunner
 from app.text import Tokenizer
 from exporters.export import export_bundle
 from exporters.graph_builder import FLOAT, INT64, GraphBuilder
-from exporters.graphs import _block_size, _choose
 from exporters.sublayers import position_codes
+from exporters.token_choice import block_size, choose
 from exporters.verification import MAX_SCORE_DIFFERENCE
 from exporters.weight_store import WeightStore
 from model.positions import position_codes as torch_position_codes
@@ -126,8 +126,8 @@ def decode(
         if guests and choice.random() < 0.3:
             guests.pop().cancel()
     results = [outcomes[index].result for index in range(len(sources))]
-    assert all(isinstance(result, Hypothesis) for result in results)
-    return results  # type: ignore[return-value]
+    assert all(isinstance(result, tuple) for result in results)
+    return [result[0] for result in results if isinstance(result, tuple)]
 
 
 @pytest.mark.parametrize("use_shortlist", [True, False])
@@ -184,7 +184,7 @@ def test_the_graph_computes_the_models_position_codes(tmp_path: Path, layout: st
 def test_the_choice_is_the_first_largest_whatever_the_size_of_the_vocabulary(
     tmp_path: Path, size: int
 ) -> None:
-    block = _block_size(size)
+    block = block_size(size)
     assert block is None or size % block == 0
     choice = np.random.default_rng(size)
     logits = choice.integers(-3, 4, (40, size)).astype(np.float32)  # many ties
@@ -192,7 +192,7 @@ def test_the_choice_is_the_first_largest_whatever_the_size_of_the_vocabulary(
     logits[1, -1] = 9.0
     logits[2] = -1e9
     graph = GraphBuilder("choose", WeightStore())
-    index, log_probs = _choose(graph, graph.input("logits", FLOAT, ["R", size]), block)
+    index, log_probs = choose(graph, graph.input("logits", FLOAT, ["R", size]), block)
     graph.output(index, "index", INT64, ["R"])
     graph.output(log_probs, "log_probs", FLOAT, ["R"])
     found_index, found_log_probs = run(graph, tmp_path, {"logits": logits})

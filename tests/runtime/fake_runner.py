@@ -137,7 +137,7 @@ class Waiter:
     def result(self) -> object:
         """Its only answer."""
         (outcome,) = self.outcomes
-        return outcome.result
+        return outcome.result[0] if isinstance(outcome.result, tuple) else outcome.result
 
     @property
     def expected(self) -> Hypothesis:

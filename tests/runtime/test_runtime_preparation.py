@@ -72,7 +72,7 @@ def test_translations_take_the_segments_places_and_gaps_stay(
     hypotheses = [
         Hypothesis(segment.source_ids[:-1], -1.0, FinishReason.EOS) for segment in prepared.segments
     ]
-    result = assemble(prepared, hypotheses, tokenizer)
+    result = assemble(prepared, [(hypothesis,) for hypothesis in hypotheses], tokenizer)
     decoded = [tokenizer.decode(hypothesis.token_ids) for hypothesis in hypotheses]
     assert [segment.target for segment in result.segments] == decoded
     assert result.text == prepared.layout.join(decoded)
@@ -101,7 +101,7 @@ def test_a_translation_cut_by_its_limit_is_reported_at_its_segment(tokenizer: To
     prepared = prepare("A cat. A bird.", language="en", tokenizer=tokenizer, max_source_tokens=12)
     result = assemble(
         prepared,
-        [Hypothesis((5,), -1.0, FinishReason.EOS), Hypothesis((5, 6), -1.0, FinishReason.LENGTH)],
+        [[Hypothesis((5,), -1.0, FinishReason.EOS)], [Hypothesis((5, 6), -1.0, FinishReason.LENGTH)]],
         tokenizer,
     )
     (warning,) = result.warnings
@@ -122,3 +122,12 @@ def test_every_segment_wrapped_or_not_brings_its_candidates(tokenizer: Tokenizer
         assert segment.candidates.tolist() == shortlist.candidates(segment.source_ids).tolist()
     without = prepare(text, language="en", tokenizer=tokenizer, max_source_tokens=12)
     assert {segment.candidates for segment in without.segments} == {None}
+
+
+def test_further_hypotheses_of_a_segment_are_its_alternatives_best_first(tokenizer: Tokenizer) -> None:
+    prepared = prepare("A cat.", language="en", tokenizer=tokenizer, max_source_tokens=12)
+    ranked = [Hypothesis((5 + index,), -1.0 - index, FinishReason.EOS) for index in range(3)]
+    (segment,) = assemble(prepared, [ranked], tokenizer).segments
+    assert segment.target == tokenizer.decode([5])
+    assert [other.target for other in segment.alternatives] == [tokenizer.decode([6]), tokenizer.decode([7])]
+    assert [other.score for other in segment.alternatives] == [ranked[1].score, ranked[2].score]

@@ -1,0 +1,86 @@
+"""One decoder step of one row group: from the searches to the runner and back. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from app.decoding.beam import BeamSearch
+from app.decoding.greedy import GreedySearch
+from app.runtime.entry import Entry
+from app.runtime.runner import BeamStepInput, ModelRunner
+
+
+def advance(runner: ModelRunner, group: int, entries: Sequence[Entry]) -> list[Entry]:
+    """Run one step over the group's entries, by slot, and tell every search its outcome.
+
+    Returns:
+        The entries whose search finished.
+
+    Raises:
+        ValueError: the runner returned what no graph of a sound model returns.
+    """
+    if runner.groups[group].num_beams == 1:
+        return _advance_greedy(runner, group, entries)
+    return _advance_beams(runner, group, entries)
+
+
+def _advance_greedy(runner: ModelRunner, group: int, entries: Sequence[Entry]) -> list[Entry]:
+    searches = [entry.search for entry in entries if isinstance(entry.search, GreedySearch)]
+    output = runner.step(
+        group,
+        np.array([search.last_id for search in searches], dtype=np.int64),
+        np.array([search.num_decoded for search in searches], dtype=np.int64),
+    )
+    _check_shapes((len(entries),), token_ids=output.token_ids, log_probs=output.log_probs)
+    if not np.isfinite(output.log_probs).all():
+        raise ValueError("the step returned a log-probability that is not a finite number")
+    _check_range("token", output.token_ids, runner.vocabulary_size)
+    chosen = zip(entries, searches, output.token_ids.tolist(), output.log_probs.tolist(), strict=True)
+    return [entry for entry, search, token_id, log_prob in chosen if search.advance(token_id, log_prob)]
+
+
+def _advance_beams(runner: ModelRunner, group: int, entries: Sequence[Entry]) -> list[Entry]:
+    searches = [entry.search for entry in entries if isinstance(entry.search, BeamSearch)]
+    num_beams = runner.groups[group].num_beams
+    num_candidates = min(2 * num_beams, runner.vocabulary_size)
+    output = runner.beam_step(
+        group,
+        BeamStepInput(
+            last_ids=np.array([search.last_ids for search in searches], dtype=np.int64),
+            positions=np.array([search.num_decoded for search in searches], dtype=np.int64),
+            scores=np.array([search.scores for search in searches], dtype=np.float32),
+            parents=np.array([search.parents for search in searches], dtype=np.int64),
+            num_candidates=num_candidates,
+        ),
+    )
+    shape = (len(entries), num_candidates)
+    _check_shapes(shape, token_ids=output.token_ids, beams=output.beams, scores=output.scores)
+    # -inf is a continuation that cannot be; the best one always can.
+    if not (np.isfinite(output.scores[:, 0]).all() and (output.scores < np.inf).all()):
+        raise ValueError("the step returned a score that is not a number, or none that can be")
+    _check_range("token", output.token_ids, runner.vocabulary_size)
+    _check_range("beam", output.beams, num_beams)
+    chosen = zip(
+        entries,
+        searches,
+        output.token_ids.tolist(),
+        output.beams.tolist(),
+        output.scores.tolist(),
+        strict=True,
+    )
+    return [entry for entry, search, *continuations in chosen if search.advance(*continuations)]
+
+
+def _check_shapes(expected: tuple[int, ...], **arrays: npt.NDArray[np.generic]) -> None:
+    for name, array in arrays.items():
+        if array.shape != expected:
+            raise ValueError(f"the step returned {name} {array.shape}; expected {expected}")
+
+
+def _check_range(what: str, ids: npt.NDArray[np.int64], limit: int) -> None:
+    """A wrong id would surface as a wrong translation."""
+    if ids.min() < 0 or ids.max() >= limit:
+        raise ValueError(f"the step chose {what} {ids.min()} or {ids.max()}; there are {limit}")
