@@ -1,7 +1,7 @@
 """LibreTranslate's dialect at the root: POST /translate and GET /languages.
 
 Written from the public description of the wire format. Where this service does less it says so in an
-error instead of answering something else: no detection (``source: auto``), no HTML, no alternatives.
+error instead of answering something else: no detection (``source: auto``), no HTML.
 ``api_key`` and fields this service does not know are accepted and ignored, because this dialect's
 clients send fields of several versions of it.
 """
@@ -23,11 +23,15 @@ from app.api.engine_protocol import TranslationEngine
 from app.api.errors import MalformedBody, UnsupportedMediaType
 from app.api.languages import LanguageTable, checked_code, language_name
 from app.api.options import ApiOptions
+from app.decoding.options import MAX_BEAM_SIZE, DecodingOptions
 from app.errors import InvalidOption, InvalidRequest, RequestTooLarge, UnsupportedPair
 from app.runtime.request import PairInfo, TranslationRequest, TranslationResult
 
 _FORM = "application/x-www-form-urlencoded"
 _MULTIPART = "multipart/form-data"
+MAX_ALTERNATIVES = MAX_BEAM_SIZE - 1
+_MIN_BEAM_SIZE = 4
+"""With alternatives at least this many beams are searched: two beams find poor second translations."""
 
 
 class LibreTranslateBody(BaseModel):
@@ -37,7 +41,9 @@ class LibreTranslateBody(BaseModel):
     source: str = Field(description="Language code; auto is refused, there is no detection.")
     target: str = Field(description="Language code.")
     format: str = Field(default="text", description="text; html is refused.")
-    alternatives: int = Field(default=0, description="0; more is refused.")
+    alternatives: int = Field(
+        default=0, ge=0, le=MAX_ALTERNATIVES, description="Further translations wanted of each text."
+    )
     api_key: str = Field(default="", description="Ignored.")
 
 
@@ -47,6 +53,9 @@ class LibreTranslateAnswer(BaseModel):
     model_config = ConfigDict(json_schema_extra={"example": {"translatedText": "Bom dia."}})
 
     translatedText: str | list[str] = Field(description="A string for a string, an array for an array.")  # noqa: N815
+    alternatives: list[str] | list[list[str]] | None = Field(
+        default=None, description="Only when asked for: best first; an array of arrays for an array."
+    )
 
 
 class LibreTranslateLanguage(BaseModel):
@@ -124,6 +133,7 @@ def libretranslate_router(
     @router.post(
         "/translate",
         response_model=LibreTranslateAnswer,
+        response_model_exclude_none=True,
         responses={200: {"headers": _WARNINGS_HEADERS}, **_ERRORS},
         summary="Translate, LibreTranslate's way",
         openapi_extra={
@@ -143,14 +153,21 @@ def libretranslate_router(
         q = fields.required("q")
         texts = _texts(q, options)
         _check_format(fields)
-        _check_alternatives(fields)
+        num_alternatives = _num_alternatives(fields)
         pair = _pair(languages, source=fields.code("source"), target=fields.code("target"))
-        work = engine.translate(TranslationRequest(texts, pair.source, pair.target))
+        decoding = _decoding_options(num_alternatives)
+        work = engine.translate(TranslationRequest(texts, pair.source, pair.target, decoding))
         result = await while_connected(request, work)
         if warnings := _warnings(result):
             response.headers[WARNINGS_HEADER] = warnings
         translated = [text.text for text in result.texts]
-        return LibreTranslateAnswer(translatedText=translated if isinstance(q, list) else translated[0])
+        answer = LibreTranslateAnswer(translatedText=translated if isinstance(q, list) else translated[0])
+        if not num_alternatives:
+            return answer
+        alternatives = [list(text.alternatives[:num_alternatives]) for text in result.texts]
+        return answer.model_copy(
+            update={"alternatives": alternatives if isinstance(q, list) else alternatives[0]}
+        )
 
     @router.get("/languages", response_model=list[LibreTranslateLanguage], summary="List the languages")
     async def list_languages() -> list[LibreTranslateLanguage]:
@@ -231,22 +248,31 @@ def _check_format(fields: _Fields) -> None:
     raise InvalidOption("this format is not supported; send format text")
 
 
-def _check_alternatives(fields: _Fields) -> None:
+def _decoding_options(num_alternatives: int) -> DecodingOptions:
+    """Greedy search, unless alternatives are wanted: they are the other beams."""
+    if not num_alternatives:
+        return DecodingOptions()
+    return DecodingOptions(
+        beam_size=max(_MIN_BEAM_SIZE, num_alternatives + 1), num_hypotheses=num_alternatives + 1
+    )
+
+
+def _num_alternatives(fields: _Fields) -> int:
     value = fields.values.get("alternatives")
     if value in (None, ""):
-        return
+        return 0
     is_number = isinstance(value, int) and not isinstance(value, bool)
     if not is_number and not (isinstance(value, str) and value.isascii() and value.lstrip("+-").isdigit()):
         raise InvalidOption("Invalid request: alternatives parameter is not a number")
     text = str(value)
-    if text.lstrip("+-0") == "":
-        return
+    digits = text.lstrip("+-0")
+    if digits == "":
+        return 0
     if text.startswith("-"):
         raise InvalidOption("Invalid request: alternatives parameter must not be negative; send 0")
-    raise InvalidOption(
-        "Invalid request: alternatives parameter must be <= 0: this service gives one translation of each "
-        "text and no alternatives; leave the field out or send 0"
-    )
+    if len(digits) > 2 or int(digits) > MAX_ALTERNATIVES:
+        raise InvalidOption(f"Invalid request: alternatives parameter must be <= {MAX_ALTERNATIVES}")
+    return int(digits)
 
 
 def _pair(languages: LanguageTable, *, source: str, target: str) -> PairInfo:

@@ -12,6 +12,7 @@ from app.api.engine_protocol import TranslationEngine
 from app.api.languages import LanguageTable
 from app.api.options import ApiOptions
 from app.api.schemas import (
+    AlternativeAnswer,
     ErrorAnswer,
     ModelAnswer,
     ModelsAnswer,
@@ -22,9 +23,10 @@ from app.api.schemas import (
     TranslateBody,
     WarningAnswer,
 )
+from app.decoding.hypothesis import LengthNormalisation
 from app.decoding.options import DecodingOptions
 from app.errors import RequestTooLarge
-from app.runtime.request import TextResult, TranslationRequest
+from app.runtime.request import Alternative, TextResult, TranslationRequest
 
 _RETRY_AFTER = {"Retry-After": {"description": "Seconds to wait.", "schema": {"type": "integer"}}}
 NATIVE_ERRORS: dict[int | str, dict[str, Any]] = {
@@ -65,7 +67,13 @@ def native_router(engine: TranslationEngine, languages: LanguageTable, options: 
         _check_size(body, options)
         pair = languages.resolve(body.source, body.target)
         decoding = DecodingOptions(
-            max_target_tokens=body.options.max_target_tokens, max_target_ratio=body.options.max_target_ratio
+            max_target_tokens=body.options.max_target_tokens,
+            max_target_ratio=body.options.max_target_ratio,
+            beam_size=body.options.beam_size,
+            num_hypotheses=body.options.num_hypotheses,
+            length_penalty=body.options.length_penalty,
+            normalisation=LengthNormalisation(body.options.normalisation),
+            patience=body.options.patience,
         )
         work = engine.translate(TranslationRequest(tuple(body.texts), pair.source, pair.target, decoding))
         result = await while_connected(request, work)
@@ -106,6 +114,10 @@ def _check_size(body: TranslateBody, options: ApiOptions) -> None:
         )
 
 
+def _alternative(alternative: Alternative) -> AlternativeAnswer:
+    return AlternativeAnswer(target=alternative.target, score=alternative.score)
+
+
 def _text_answer(text: TextResult) -> TextAnswer:
     return TextAnswer(
         text=text.text,
@@ -117,6 +129,10 @@ def _text_answer(text: TextResult) -> TextAnswer:
                 num_target_tokens=segment.num_target_tokens,
                 score=segment.score,
                 finish_reason=segment.finish_reason.value,
+                alternatives=[
+                    AlternativeAnswer(target=other.target, score=other.score)
+                    for other in segment.alternatives
+                ],
             )
             for segment in text.segments
         ],
@@ -124,4 +140,5 @@ def _text_answer(text: TextResult) -> TextAnswer:
             WarningAnswer(code=warning.code.value, segment=warning.segment, message=warning.message)
             for warning in text.warnings
         ],
+        alternatives=list(text.alternatives),
     )

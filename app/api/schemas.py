@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field
 
-from app.decoding.options import MAX_TARGET_TOKENS_LIMIT
+from app.decoding.options import MAX_BEAM_SIZE, MAX_TARGET_TOKENS_LIMIT
 
 
 class _Body(BaseModel):
@@ -28,6 +28,22 @@ class OptionsBody(_Body):
         le=10,
         description="Most target tokens per source token of a segment; null takes the model's default.",
     )
+    beam_size: int = Field(default=1, ge=1, le=MAX_BEAM_SIZE, description="Live beams; 1 is greedy search.")
+    num_hypotheses: int = Field(
+        default=1,
+        ge=1,
+        le=MAX_BEAM_SIZE,
+        description="Translations wanted of each segment, best first; at most beam_size.",
+    )
+    length_penalty: float = Field(
+        default=1.0, ge=0, le=5, description="Exponent a of the score's length normalisation; 0: plain sums."
+    )
+    normalisation: Literal["power", "gnmt"] = Field(
+        default="power", description="Scores are divided by n**a (power) or ((5 + n) / 6)**a (gnmt)."
+    )
+    patience: float = Field(
+        default=1.0, ge=1, le=10, description="Beam search ends after beam_size x patience hypotheses."
+    )
 
 
 class TranslateBody(_Body):
@@ -48,6 +64,13 @@ class TranslateBody(_Body):
     options: OptionsBody = Field(default_factory=OptionsBody, description="Decoding options.")
 
 
+class AlternativeAnswer(_Body):
+    """A less probable translation of a segment."""
+
+    target: str = Field(description="The translation.")
+    score: float = Field(description="As the segment's.")
+
+
 class SegmentAnswer(_Body):
     """One segment, the unit of translation."""
 
@@ -55,8 +78,14 @@ class SegmentAnswer(_Body):
     target: str = Field(description="Its translation.")
     num_source_tokens: int = Field(description="Source tokens, end-of-sentence included.")
     num_target_tokens: int = Field(description="Decoded tokens, end-of-sentence included.")
-    score: float = Field(description="Mean natural log-probability per decoded token; 0 is certain.")
+    score: float = Field(
+        description="Natural log-probability, normalised by length as the options say; 0 is certain. Equal "
+        "up to the rounding of float32 whatever else is translated at the time."
+    )
     finish_reason: str = Field(description="eos, or length when the limit on target tokens was reached.")
+    alternatives: list[AlternativeAnswer] = Field(
+        description="Further hypotheses, best first; empty unless num_hypotheses is above 1."
+    )
 
 
 class WarningAnswer(_Body):
@@ -73,6 +102,9 @@ class TextAnswer(_Body):
     text: str = Field(description="The translation; whitespace between segments is that of the source.")
     segments: list[SegmentAnswer] = Field(description="In the order of the text.")
     warnings: list[WarningAnswer] = Field(description="In the order of the segments.")
+    alternatives: list[str] = Field(
+        description="Further translations of the whole text; empty unless num_hypotheses is above 1."
+    )
 
 
 class TimingsAnswer(_Body):
@@ -100,9 +132,11 @@ class TranslateAnswer(_Body):
                                 "num_target_tokens": 4,
                                 "score": -0.08,
                                 "finish_reason": "eos",
+                                "alternatives": [],
                             }
                         ],
                         "warnings": [],
+                        "alternatives": [],
                     }
                 ],
                 "source": "en",

@@ -12,11 +12,12 @@ from typing import TypeVar
 from app.bundle import Bundle, Variant
 from app.decoding.options import DecodingOptions
 from app.decoding.search import make_search
-from app.errors import DragomanError, ShuttingDown, UnsupportedPair
+from app.errors import DragomanError, InvalidOption, ShuttingDown
 from app.runtime.admission import Admission, Ticket
 from app.runtime.entry import Entry, Outcome
 from app.runtime.events import RuntimeObserver, SilentObserver
 from app.runtime.lane import Lane
+from app.runtime.pairs import PairTable
 from app.runtime.preparation import PreparedSegment, PreparedText, assemble, prepare
 from app.runtime.request import PairInfo, TextResult, Timings, TranslationRequest, TranslationResult
 from app.runtime.served_model import ServedModel, load_served_model
@@ -76,10 +77,7 @@ class Engine:
         """
         observer = observer or SilentObserver()
         self._models = {model.id: model for model in models}
-        self._pairs: dict[tuple[str, str], PairInfo] = {}
-        for model in models:
-            for pair in model.pairs:
-                self._pairs.setdefault((pair.source.lower(), pair.target.lower()), pair)
+        self._pairs = PairTable(pair for model in models for pair in model.pairs)
         self._clock = clock
         self._admission = Admission(options.max_waiting_tokens, clock=clock)
         self._workers = [
@@ -174,7 +172,7 @@ class Engine:
     @property
     def pairs(self) -> tuple[PairInfo, ...]:
         """Every direction served, sorted by code."""
-        return tuple(self._pairs[key] for key in sorted(self._pairs))
+        return self._pairs.pairs
 
     @property
     def draining(self) -> bool:
@@ -200,25 +198,10 @@ class Engine:
     def check_pair(self, source: str, target: str) -> PairInfo:
         """The direction that serves these codes.
 
-        Codes are compared without case; one that is not served falls back to its language
-        (``pt-BR`` to ``pt``).
-
         Raises:
-            UnsupportedPair: no bundle translates this pair; names those that are served.
+            UnsupportedPair: no model translates this pair; names those that are served.
         """
-        for wanted in (
-            (source.lower(), target.lower()),
-            (source.lower(), _language(target)),
-            (_language(source), target.lower()),
-            (_language(source), _language(target)),
-        ):
-            if wanted in self._pairs:
-                return self._pairs[wanted]
-        served = ", ".join(f"{pair.source}-{pair.target}" for pair in self.pairs)
-        raise UnsupportedPair(
-            f"no loaded model translates {_shown(source)}-{_shown(target)}; "
-            f"this service has {served or 'none'}"
-        )
+        return self._pairs.find(source, target)
 
     async def translate(self, request: TranslationRequest) -> TranslationResult:
         """Translate every text of a request.
@@ -227,6 +210,7 @@ class Engine:
 
         Raises:
             InvalidRequest: a text is not valid Unicode.
+            InvalidOption: the bundle cannot do what the options ask for.
             UnsupportedPair: nobody translates this pair.
             RequestTooLarge: the request exceeds the whole budget.
             QueueFull: too much is waiting; carries an estimate for Retry-After.
@@ -237,6 +221,11 @@ class Engine:
         if self._draining:
             raise ShuttingDown("the service is shutting down; send the request to another instance")
         model = self._models[self.check_pair(request.source, request.target).model]
+        if request.options.beam_size > model.max_beam_size:
+            raise InvalidOption(
+                f"beam_size is {request.options.beam_size}, but bundle {model.id} has no graphs for beam "
+                "search; use 1, or export the bundle again with this version"
+            )
         for index, text in enumerate(request.texts):
             check_text(text, name=f"text {index}")
         num_characters = sum(map(len, request.texts))
@@ -387,12 +376,3 @@ def _assemble_all(
         [outcome.result for outcome in outcomes if not isinstance(outcome.result, DragomanError)]
     )
     return [assemble(text, [next(hypotheses) for _ in text.segments], tokenizer) for text in prepared]
-
-
-def _language(code: str) -> str:
-    return code.lower().split("-", 1)[0]
-
-
-def _shown(code: str) -> str:
-    """A language code as an error may repeat it: short and plain."""
-    return code if len(code) <= 20 and code.isascii() and code.isprintable() else "(not a language code)"

@@ -166,7 +166,17 @@ def assemble(
         text=prepared.layout.join(targets),
         segments=results,
         warnings=tuple(sorted(warnings, key=lambda warning: warning.segment)),
+        alternatives=_whole_alternatives(prepared.layout, results),
     )
+
+
+def _whole_alternatives(layout: SegmentedText, segments: Sequence[SegmentResult]) -> tuple[str, ...]:
+    ranked = [[segment.target, *(other.target for other in segment.alternatives)] for segment in segments]
+    most = max((len(targets) for targets in ranked), default=0)
+    texts = [
+        layout.join([targets[min(rank, len(targets) - 1)] for targets in ranked]) for rank in range(most)
+    ]
+    return tuple(dict.fromkeys(texts))[1:]
 
 
 def _alternatives(hypotheses: Sequence[Hypothesis], tokenizer: Tokenizer) -> tuple[Alternative, ...]:

@@ -96,11 +96,14 @@ class TextResult:
         text: the translation.
         segments: in the order of the text; empty when there was nothing to translate.
         warnings: in the order of the segments.
+        alternatives: further translations of the whole text, made of each segment's next hypothesis
+            (its last one where it has no more); distinct, without `text` itself.
     """
 
     text: str
     segments: tuple[SegmentResult, ...]
     warnings: tuple[TranslationWarning, ...]
+    alternatives: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from app.bundle import Bundle, Variant
+from app.decoding.options import MAX_BEAM_SIZE
 from app.decoding.shortlist import Shortlist
 from app.errors import BundleCorrupt, BundleUnsupported
 from app.runtime.onnx_model import OnnxModel, load_model
@@ -29,6 +30,7 @@ class ServedModel:
         max_source_tokens: longer segments are wrapped.
         max_target_tokens: positions of the decoder.
         max_target_ratio: default limit of target tokens per source token.
+        max_beam_size: widest beam; 1 when the bundle cannot search beams.
         make_runner: a fresh runner for one worker.
     """
 
@@ -41,6 +43,7 @@ class ServedModel:
     max_target_tokens: int
     max_target_ratio: float
     make_runner: Callable[[], ModelRunner]
+    max_beam_size: int = 1
 
 
 def load_served_model(bundle: Bundle, *, variant: Variant, max_rows: int, use_shortlist: bool) -> ServedModel:
@@ -82,6 +85,7 @@ def load_served_model(bundle: Bundle, *, variant: Variant, max_rows: int, use_sh
         max_target_tokens=manifest.limits.max_target_tokens,
         max_target_ratio=manifest.limits.max_target_ratio,
         make_runner=functools.partial(OnnxRunner, model, max_rows=max_rows),
+        max_beam_size=1 if model.beam_step is None else MAX_BEAM_SIZE,
     )
 
 

@@ -7,6 +7,7 @@ import asyncio
 from app.decoding.hypothesis import FinishReason
 from app.errors import ShuttingDown
 from app.runtime.request import (
+    Alternative,
     PairInfo,
     SegmentResult,
     TextResult,
@@ -81,19 +82,25 @@ class FakeEngine:
         finally:
             self.num_running_requests -= 1
         return TranslationResult(
-            texts=tuple(_translated(text) for text in request.texts),
+            texts=tuple(_translated(text, request.options.num_hypotheses) for text in request.texts),
             model=f"{request.source}-{request.target}",
             timings=Timings(total_s=0.3, queue_s=0.1, decode_s=0.2),
         )
 
 
-def _translated(text: str) -> TextResult:
+def _translated(text: str, num_hypotheses: int = 1) -> TextResult:
     if not text.strip():
         return TextResult(text=text, segments=(), warnings=())
-    segment = SegmentResult(text, text.upper(), 3, 4, -0.25, FinishReason.EOS)
+    others = tuple(Alternative(f"{text} {rank}", -0.5 * rank) for rank in range(1, num_hypotheses))
+    segment = SegmentResult(text, text.upper(), 3, 4, -0.25, FinishReason.EOS, others)
     warnings = (
         (TranslationWarning(WarningCode.UNKNOWN_CHARACTERS, 0, "1 character is not known to the model"),)
         if "☃" in text
         else ()
     )
-    return TextResult(text=text.upper(), segments=(segment,), warnings=warnings)
+    return TextResult(
+        text=text.upper(),
+        segments=(segment,),
+        warnings=warnings,
+        alternatives=tuple(other.target for other in others),
+    )

@@ -210,21 +210,40 @@ async def test_no_alternatives_are_fine(client: httpx.AsyncClient, alternatives:
 @pytest.mark.parametrize(
     ("alternatives", "message"),
     [
-        (3, "alternatives parameter must be <= 0: this service gives one translation"),
-        ("3", "alternatives parameter must be <= 0: this service gives one translation"),
+        (16, "alternatives parameter must be <= 15"),
+        ("016", "alternatives parameter must be <= 15"),
         (-3, "alternatives parameter must not be negative; send 0"),
         ("-3", "alternatives parameter must not be negative; send 0"),
-        (10**40, "alternatives parameter must be <= 0"),
+        (10**40, "alternatives parameter must be <= 15"),
         ("many", "alternatives parameter is not a number"),
         (1.5, "alternatives parameter is not a number"),
         (True, "alternatives parameter is not a number"),
         ([], "alternatives parameter is not a number"),
     ],
 )
-async def test_alternatives_are_refused(
+async def test_wrong_numbers_of_alternatives_are_refused(
     client: httpx.AsyncClient, alternatives: object, message: str
 ) -> None:
     assert message in error_of(await client.post("/translate", json={**GOOD, "alternatives": alternatives}))
+
+
+@pytest.mark.parametrize("wanted", [2, "2", "02"])
+@pytest.mark.parametrize(
+    ("q", "alternatives"),
+    [
+        ("good morning", ["good morning 1", "good morning 2"]),
+        (["a", "b"], [["a 1", "a 2"], ["b 1", "b 2"]]),
+        ([], []),
+    ],
+)
+async def test_alternatives_come_in_the_shape_of_q_from_as_many_beams(
+    client: httpx.AsyncClient, engine: FakeEngine, q: object, alternatives: object, wanted: object
+) -> None:
+    response = await client.post("/translate", json={**GOOD, "q": q, "alternatives": wanted})
+    assert response.status_code == 200
+    assert response.json()["alternatives"] == alternatives
+    options = engine.requests[-1].options
+    assert (options.beam_size, options.num_hypotheses) == (4, 3)
 
 
 async def test_keys_and_unknown_fields_are_ignored(client: httpx.AsyncClient) -> None:

@@ -47,9 +47,11 @@ async def test_a_translation_has_all_its_facts(client: httpx.AsyncClient) -> Non
                         "num_target_tokens": 4,
                         "score": -0.25,
                         "finish_reason": "eos",
+                        "alternatives": [],
                     }
                 ],
                 "warnings": [],
+                "alternatives": [],
             }
         ],
         "source": "en",
@@ -128,7 +130,7 @@ async def test_a_body_that_is_no_json_in_utf8_is_refused(client: httpx.AsyncClie
         {"options": {"max_target_tokens": 0}},
         {"options": {"max_target_tokens": 10**30}},
         {"options": {"max_target_ratio": 99}},
-        {"options": {"beam_size": 4}},
+        {"options": {"beams": 4}},
         {"sourc": "en"},
     ],
 )
@@ -288,3 +290,45 @@ async def test_detection_is_refused_with_the_codes_to_choose_from(client: httpx.
     assert answer.json()["error"]["message"] == (
         "auto is not supported: there is no language detection here; name the source as one of en, pt"
     )
+
+
+async def test_beams_and_their_hypotheses_are_asked_for_and_answered(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    wanted = {
+        "beam_size": 5,
+        "num_hypotheses": 3,
+        "length_penalty": 0.6,
+        "normalisation": "gnmt",
+        "patience": 2.0,
+    }
+    response = await client.post("/v1/translate", json={**GOOD, "options": wanted})
+    assert response.status_code == 200
+    (text,) = response.json()["texts"]
+    assert text["segments"][0]["alternatives"] == [
+        {"target": "good morning 1", "score": -0.5},
+        {"target": "good morning 2", "score": -1.0},
+    ]
+    assert text["alternatives"] == ["good morning 1", "good morning 2"]
+    options = engine.requests[-1].options
+    assert {name: getattr(options, name) for name in wanted} == wanted
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"beam_size": 0},
+        {"beam_size": 17},
+        {"beam_size": 4, "num_hypotheses": 5},
+        {"beam_size": 2.0},
+        {"length_penalty": -0.1},
+        {"normalisation": "median"},
+        {"patience": 2.0},
+    ],
+)
+async def test_options_that_no_search_can_honour_are_refused(
+    client: httpx.AsyncClient, options: dict[str, object]
+) -> None:
+    response = await client.post("/v1/translate", json={**GOOD, "options": options})
+    assert response.status_code == 422
+    assert response.json()["error"]["retryable"] is False

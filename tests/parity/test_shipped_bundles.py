@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Sequence
 
@@ -9,8 +10,11 @@ import pytest
 
 from app.bundle import Bundle, default_directory, discover
 from app.bundle.manifest import Variant
+from app.decoding.options import DecodingOptions
 from app.decoding.shortlist import Shortlist
+from app.runtime.engine import Engine, EngineOptions
 from app.runtime.onnx_model import load_model
+from app.runtime.request import TextResult, TranslationRequest
 from app.text import Tokenizer
 from exporters.verification import serve
 from tests.exporters.marian_goldens import DIRECTIONS, differences, read_golden
@@ -87,3 +91,29 @@ def test_the_bundles_are_small_enough_to_live_in_the_repository_and_say_where_th
         assert bundle.manifest.licence == "MPL-2.0"
         assert "Mozilla" in bundle.file("MODEL_CARD.md").read_text(encoding="utf-8")
         assert {path.name for path in bundle.path.iterdir()} == {*bundle.manifest.files, "manifest.json"}
+
+
+@pytest.mark.parametrize(("source", "target"), DIRECTIONS)
+async def test_beams_through_the_engine_are_the_same_alone_and_in_company(source: str, target: str) -> None:
+    bundle = shipped(source, target)
+    engine = Engine.open([bundle], EngineOptions(num_workers=2, max_rows=16))
+    engine.start()
+    options = DecodingOptions(beam_size=4, num_hypotheses=3)
+    texts = read_golden(source, target).sources[40:100]
+
+    async def translate(text: str, how: DecodingOptions) -> TextResult:
+        return (await engine.translate(TranslationRequest((text,), source, target, how))).texts[0]
+
+    try:
+        kinds = [options if index % 3 else DecodingOptions() for index in range(len(texts))]
+        together = await asyncio.gather(*map(translate, texts, kinds))
+        for text, how, result in list(zip(texts, kinds, together, strict=True))[:24]:
+            alone = await translate(text, how)
+            assert (alone.text, alone.alternatives) == (result.text, result.alternatives)
+        ranked = [segment for result in together for segment in result.segments if segment.alternatives]
+        assert ranked
+        for segment in ranked:
+            scores = [segment.score, *(other.score for other in segment.alternatives)]
+            assert scores == sorted(scores, reverse=True)
+    finally:
+        assert await engine.stop(drain_s=10)
