@@ -93,7 +93,8 @@ async def measure_throughput(url: str, sentences: Sequence[str], num_clients: in
     async def client_loop(client: httpx.AsyncClient) -> None:
         nonlocal num_tokens
         for sentence in left:
-            num_tokens += _num_tokens(await client.post("/v1/translate", json=_native(sentence)))
+            answer = await client.post("/v1/translate", json=_native(sentence))
+            num_tokens += _num_tokens(answer)  # not in one statement: the sum is read before the wait
 
     limits = httpx.Limits(max_connections=num_clients)
     async with httpx.AsyncClient(base_url=url, timeout=120, limits=limits) as client:

@@ -89,7 +89,9 @@ class Listeners:
         return list(dict.fromkeys((info[0], info[4]) for info in infos))
 
     def _bind(self, family: socket.AddressFamily, address: tuple[Any, ...]) -> None:
-        bound = socket.socket(family, socket.SOCK_STREAM)
+        # The protocol is named because asyncio turns Nagle's algorithm off only where it is; with it on,
+        # an answer's body waits for the client's delayed acknowledgement of the headers, 40 ms.
+        bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         try:
             # Connections of the process before, still in TIME_WAIT, must not keep this one from starting.
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
