@@ -197,6 +197,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except DragomanError as error:
         print(f"dragoman: {error.message}", file=sys.stderr)
         sys.exit(_EXIT_USAGE if isinstance(error, InvalidRequest | SettingsError) else _EXIT_FAILED)
+    except ModuleNotFoundError as error:
+        if error.name != "onnxruntime":
+            raise
+        # It comes with an extra, since two packages provide it and only one of them may be installed.
+        print(
+            "dragoman: onnxruntime is not installed; install the extra cpu or the extra gpu, never both: "
+            "pip install -c constraints.txt -e '.[cpu]'",
+            file=sys.stderr,
+        )
+        sys.exit(_EXIT_FAILED)
     except OSError as error:
         # Files and ports of the user's choosing: the reason is enough, the stack helps nobody.
         print(f"dragoman: {error}", file=sys.stderr)

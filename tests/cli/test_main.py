@@ -17,9 +17,6 @@ from app.cli import serve as serve_module
 from app.settings import Settings
 
 SHIPPED = default_directory() / "en-pt"
-shipped = pytest.mark.skipif(
-    not (SHIPPED / MANIFEST_NAME).is_file(), reason="the shipped bundles are not built"
-)
 
 
 def run(*arguments: str | Path) -> int:
@@ -166,7 +163,6 @@ def test_a_folder_without_bundles_is_an_error_in_one_line_and_the_same_everywher
         assert errors.count("\n") == 1
 
 
-@shipped
 def test_the_shipped_bundles_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("models", "list", "--json") == 0
     listed = json.loads(capsys.readouterr().out)
@@ -174,7 +170,6 @@ def test_the_shipped_bundles_are_listed(capsys: pytest.CaptureFixture[str]) -> N
     assert all(model["size_bytes"] > 0 and model["licence"] for model in listed)
 
 
-@shipped
 def test_models_are_listed_one_variant_a_line_within_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("models", "list") == 0
     lines = capsys.readouterr().out.splitlines()
@@ -199,7 +194,6 @@ def test_models_are_listed_one_variant_a_line_within_80_columns(capsys: pytest.C
     assert sum(" cpu-" in line for line in lines) == 4
 
 
-@shipped
 def test_verify_finds_one_altered_byte(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     copy = tmp_path / "en-pt"
     shutil.copytree(SHIPPED, copy)
@@ -215,7 +209,6 @@ def test_verify_finds_one_altered_byte(tmp_path: Path, capsys: pytest.CaptureFix
     assert largest.name in result["message"]
 
 
-@shipped
 def test_the_shipped_models_translate_texts_and_files(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -230,9 +223,20 @@ def test_the_shipped_models_translate_texts_and_files(
     assert output.read_bytes() == f"{first}\r\n\n{first}".encode()
 
 
-@shipped
 def test_a_pair_that_is_missing_or_unnamed_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("translate", "-s", "en", "-t", "xx", "text") == 2
     assert "en to pt" in capsys.readouterr().err
     assert run("translate", "text") == 2
     assert "--source and --target" in capsys.readouterr().err
+
+
+def test_a_missing_runtime_is_named_with_the_way_to_install_it() -> None:
+    program = (
+        "import sys; sys.modules['onnxruntime'] = None; from app.__main__ import main; "
+        "main(['translate', '-s', 'en', '-t', 'pt', 'Hi'])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "onnxruntime is not installed" in done.stderr
+    assert "'.[cpu]'" in done.stderr
+    assert "Traceback" not in done.stderr

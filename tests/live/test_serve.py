@@ -8,13 +8,8 @@ import httpx
 import pytest
 from service_process import WAIT_S, Service, Start
 
-from app.bundle import MANIFEST_NAME, default_directory
-
 pytestmark = pytest.mark.live
 
-shipped = pytest.mark.skipif(
-    not (default_directory() / "en-pt" / MANIFEST_NAME).is_file(), reason="the shipped bundles are not built"
-)
 FAKE = str(Path(__file__).parent / "fake_service.py")
 GOOD = {"texts": ["good morning"], "source": "en", "target": "pt"}
 
@@ -146,7 +141,6 @@ def test_a_folder_without_bundles_ends_it_with_a_reason(start: Start, tmp_path: 
     assert "Traceback" not in service.log_text()
 
 
-@shipped
 def test_the_shipped_models_lose_nothing_when_stopped_under_load(start: Start, http: httpx.Client) -> None:
     service = start("-m", "app", "serve", "--port", "0", "--workers", "1")
     url = service.url
@@ -174,7 +168,6 @@ def test_the_shipped_models_lose_nothing_when_stopped_under_load(start: Start, h
     assert [line["finished"] for line in service.lines if line["event"] == "drained"] == [True]
 
 
-@shipped
 def test_a_client_that_leaves_frees_the_shipped_models(start: Start, http: httpx.Client) -> None:
     service = start("-m", "app", "serve", "--port", "0", "--workers", "1")
     url = service.url
