@@ -107,7 +107,7 @@ class Settings(BaseSettings):
         default=131_072,
         ge=64,
         le=1_000_000_000,
-        description="Source tokens accepted and not yet finished, all requests; more is answered 429.",
+        description="Source tokens (times beams) accepted and not yet finished, all requests; more gets 429.",
     )
     max_admission_tokens: int = Field(
         default=1024,

@@ -60,6 +60,9 @@ class OutputPlace:
                     f"the input {source_file} would be written over, since it is the same file as {path}; "
                     "name another output"
                 )
+        if output.is_symlink():
+            # The last step is a rename: it would replace the link and leave what it points to as it was.
+            raise InvalidOption(f"{output} is a link; name the file that it points to, {output.resolve()}")
         for path in (self.partial, self.facts, self.new_facts, self.lock):
             if os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode):
                 raise InvalidOption(

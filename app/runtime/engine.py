@@ -40,7 +40,7 @@ class EngineOptions:
 
     Attributes:
         num_workers: decoding threads, one per core.
-        max_waiting_tokens: source tokens admitted and not finished, over all requests.
+        max_waiting_tokens: source tokens times beams admitted and not finished, over all requests.
         max_admission_tokens: padded source tokens encoded between two decoder steps.
         max_rows: rows per row group of a worker.
         use_shortlist: limit the output to each bundle's lexical shortlist, where it has one.
@@ -229,13 +229,15 @@ class Engine:
         for index, text in enumerate(request.texts):
             check_text(text, name=f"text {index}")
         num_characters = sum(map(len, request.texts))
-        ticket = Ticket(self._admission, num_characters // _CHARACTERS_PER_TOKEN + len(request.texts))
+        num_beams = request.options.beam_size
+        estimate = num_characters // _CHARACTERS_PER_TOKEN + len(request.texts)
+        ticket = Ticket(self._admission, estimate * num_beams)
         self._enter()
         try:
             prepared = await _off_loop(
                 num_characters, lambda: [self._prepare(model, text, request.source) for text in request.texts]
             )
-            ticket.correct(sum(text.num_tokens for text in prepared))
+            ticket.correct(sum(text.num_tokens for text in prepared) * num_beams)
             segments = [segment for text in prepared for segment in text.segments]
             outcomes = await self._decode(model, segments, request.options, ticket)
             texts = await _off_loop(
@@ -299,7 +301,7 @@ class Engine:
                 if not done.done():
                     done.set_exception(outcome.result)
                 return
-            ticket.finish(num_tokens)
+            ticket.finish(num_tokens * options.beam_size)
             if not num_left and not done.done():
                 done.set_result(None)
 

@@ -50,7 +50,8 @@ class Scheduler:
             max_admission_tokens: padded source tokens encoded at most between two steps, so that
                 newcomers do not stall running rows; the oldest entry is admitted even alone above it.
             min_newcomers: while more wait for a group than it has free slots, it takes newcomers only
-                this many at once: encoding a few sentences together is cheaper than one by one.
+                this many at once, or a quarter of its slots if that is less: encoding a few sentences
+                together is cheaper than one by one.
         """
         self._min_newcomers = min_newcomers
         self._groups = tuple(groups)
@@ -115,7 +116,9 @@ class Scheduler:
     def _takes_newcomers(self, group: int) -> bool:
         """Whether the group has room for all who wait for it, or for enough to be worth an encoder call."""
         num_waiting, slots = len(self._waiting[group]), self._running[group]
-        wanted = min(num_waiting, self._min_newcomers, self._groups[group].max_rows)
+        # A group of many beams has few slots: it must not run empty to gather company.
+        quarter = max(1, self._groups[group].max_rows // 4)
+        wanted = min(num_waiting, self._min_newcomers, quarter)
         return num_waiting > 0 and slots.num_free >= wanted
 
     def next_group(self) -> int | None:

@@ -238,3 +238,17 @@ def test_a_file_system_without_locks_is_named(
     monkeypatch.setattr("fcntl.flock", refuse)
     with pytest.raises(InvalidOption, match="No locks available"), place_at(tmp_path / "out", source_file):
         pass
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_link_as_output_is_refused_since_the_final_rename_would_replace_it(
+    engine: LineEngine, source_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], exists: bool
+) -> None:
+    real, link = tmp_path / "real", tmp_path / "out"
+    if exists:
+        real.write_text("old\n")
+    link.symlink_to(real)
+    assert run("-i", source_file, "-o", link, "--force") == 2
+    assert f"{link} is a link; name the file that it points to, {real}" in capsys.readouterr().err
+    assert link.is_symlink()
+    assert engine.num_requests == 0

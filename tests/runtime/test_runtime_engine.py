@@ -13,6 +13,7 @@ import pytest
 
 from app.decoding.options import DecodingOptions
 from app.errors import (
+    InvalidOption,
     InvalidRequest,
     QueueFull,
     RequestTooLarge,
@@ -95,6 +96,7 @@ async def make_engine(tokenizer: Tokenizer) -> AsyncIterator[MakeEngine]:
         start: bool = True,
         observer: SilentObserver | None = None,
         clock: Callable[[], float] | None = None,
+        max_beam_size: int = 1,
         **options: int,
     ) -> Engine:
         gates.append(before_step)
@@ -109,6 +111,7 @@ async def make_engine(tokenizer: Tokenizer) -> AsyncIterator[MakeEngine]:
                 max_target_tokens=32,
                 max_target_ratio=2.0,
                 make_runner=lambda: EchoRunner(tokenizer.vocabulary_size, before_step),
+                max_beam_size=max_beam_size,
             )
             for source, target in pairs
         ]
@@ -463,3 +466,15 @@ async def test_queueing_thousands_of_segments_lets_the_loop_breathe(
     busy.cancel()
     assert sum(submissions_of_turn.values()) == 1000
     assert max(submissions_of_turn.values()) <= 128
+
+
+async def test_beams_count_in_the_budget_and_are_given_back(make_engine: MakeEngine) -> None:
+    engine = make_engine(max_waiting_tokens=100)
+    text = "The cat sees a bird. " * 2
+    await engine.translate(request(text))
+    with pytest.raises(InvalidOption, match="no graphs for beam search"):
+        await engine.translate(TranslationRequest((text,), "en", "pt", DecodingOptions(beam_size=2)))
+    wide = make_engine(max_waiting_tokens=100, max_beam_size=16)
+    with pytest.raises(RequestTooLarge, match="times beams"):
+        await wide.translate(TranslationRequest((text,), "en", "pt", DecodingOptions(beam_size=16)))
+    assert engine.num_waiting_tokens == wide.num_waiting_tokens == 0

@@ -198,13 +198,13 @@ def running_full(scheduler: Scheduler, num_rows: int, num_more: int) -> list[Ent
 
 
 def test_under_load_newcomers_are_taken_a_few_at_a_time() -> None:
-    scheduler = Scheduler([RowGroup(4, 8)], max_admission_tokens=10**6, min_newcomers=3)
-    running = running_full(scheduler, 8, 5)
+    scheduler = Scheduler([RowGroup(4, 12)], max_admission_tokens=10**6, min_newcomers=3)
+    running = running_full(scheduler, 12, 5)
     for entry in running[:2]:
         scheduler.leave(0, entry)
         assert scheduler.schedule() == []
     scheduler.leave(0, running[2])
-    assert [admission.slot for admission in scheduler.schedule()] == [5, 6, 7]
+    assert [admission.slot for admission in scheduler.schedule()] == [9, 10, 11]
 
 
 def test_nobody_waits_for_company_when_there_is_room_for_all_who_wait() -> None:
@@ -214,11 +214,17 @@ def test_nobody_waits_for_company_when_there_is_room_for_all_who_wait() -> None:
     assert len(scheduler.schedule()) == 1
 
 
-def test_a_group_smaller_than_the_wanted_company_still_takes_newcomers() -> None:
-    scheduler = Scheduler([RowGroup(4, 2)], max_admission_tokens=10**6, min_newcomers=8)
-    for entry in running_full(scheduler, 2, 5):
+@pytest.mark.parametrize(("max_rows", "num_free"), [(2, 1), (6, 1), (8, 2), (10, 2)])
+def test_a_group_of_few_slots_takes_newcomers_once_a_quarter_of_them_is_free(
+    max_rows: int, num_free: int
+) -> None:
+    scheduler = Scheduler([RowGroup(4, max_rows)], max_admission_tokens=10**6, min_newcomers=8)
+    running = running_full(scheduler, max_rows, 20)
+    for entry in running[: num_free - 1]:
         scheduler.leave(0, entry)
-    assert len(scheduler.schedule()) == 2
+        assert scheduler.schedule() == []
+    scheduler.leave(0, running[num_free - 1])
+    assert len(scheduler.schedule()) == num_free
 
 
 def test_an_entry_cancelled_before_it_is_queued_never_runs() -> None:
