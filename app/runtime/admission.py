@@ -74,7 +74,8 @@ class Admission:
         if num_tokens > self._max_waiting_tokens:
             raise RequestTooLarge(
                 f"the request has about {num_tokens} tokens (source tokens times beams) and this service "
-                f"holds at most {self._max_waiting_tokens} at a time; send it in smaller parts or with fewer beams"
+                f"holds at most {self._max_waiting_tokens} at a time; send it in smaller parts or with fewer "
+                "beams"
             )
 
     def finish(self, num_tokens: int) -> None:
