@@ -99,10 +99,12 @@ class BeamSearch:
         is_last_step = self.num_decoded + 1 >= options.max_target_tokens
         replacement = options.beam_size
         kept: list[int] = []
+        live_scores: list[float] = []
         for rank in range(options.beam_size):
             ends = token_ids[rank] == self._eos_id
             if scores[rank] == _IMPOSSIBLE or not (ends or is_last_step):
                 kept.append(rank)
+                live_scores.append(scores[rank])
                 continue
             self._best_ended = self._best_ended or rank == 0
             self._finish(self._token_ids[beams[rank]], token_ids[rank], scores[rank], ended=ends)
@@ -110,13 +112,17 @@ class BeamSearch:
                 replacement += 1
             if replacement < len(token_ids):
                 kept.append(replacement)
+                live_scores.append(scores[replacement])
                 replacement += 1
             else:
-                kept.append(rank)  # nothing else is left; CTranslate2 keeps the ended beam, too
-        self._done = is_last_step or self._has_enough()
+                # Nothing else is left, as with fewer than 2K continuations: an ended beam does not go on.
+                kept.append(rank)
+                live_scores.append(_IMPOSSIBLE)
+        none_goes_on = max(live_scores) == _IMPOSSIBLE
+        self._done = is_last_step or none_goes_on or self._has_enough()
         if not self._done:
             self._token_ids = [(*self._token_ids[beams[rank]], token_ids[rank]) for rank in kept]
-            self.scores = [scores[rank] for rank in kept]
+            self.scores = live_scores
             self.parents = [beams[rank] for rank in kept]
         return self._done
 

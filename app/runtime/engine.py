@@ -223,8 +223,8 @@ class Engine:
         model = self._models[self.check_pair(request.source, request.target).model]
         if request.options.beam_size > model.max_beam_size:
             raise InvalidOption(
-                f"beam_size is {request.options.beam_size}, but bundle {model.id} has no graphs for beam "
-                "search; use 1, or export the bundle again with this version"
+                f"beam_size is {request.options.beam_size}; bundle {model.id} can search at most "
+                f"{model.max_beam_size} beams. Use fewer, or export the bundle again with this version"
             )
         for index, text in enumerate(request.texts):
             check_text(text, name=f"text {index}")

@@ -85,7 +85,10 @@ def load_served_model(bundle: Bundle, *, variant: Variant, max_rows: int, use_sh
         max_target_tokens=manifest.limits.max_target_tokens,
         max_target_ratio=manifest.limits.max_target_ratio,
         make_runner=functools.partial(OnnxRunner, model, max_rows=max_rows),
-        max_beam_size=1 if model.beam_step is None else MAX_BEAM_SIZE,
+        # A step looks at twice as many continuations as beams, so the vocabulary must hold them.
+        max_beam_size=(
+            1 if model.beam_step is None else max(1, min(MAX_BEAM_SIZE, manifest.sizes.vocabulary_size // 2))
+        ),
     )
 
 

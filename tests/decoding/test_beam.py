@@ -117,6 +117,19 @@ def test_an_ended_beam_gives_its_place_to_the_next_best_that_goes_on() -> None:
     assert search.parents == [0, 0]
 
 
+def test_an_ended_beam_never_goes_on_even_if_nothing_can_take_its_place() -> None:
+    search = BeamSearch(eos_id=EOS_ID, options=options(2, patience=2.0))
+    assert not search.advance([5, EOS_ID], [0, 0], [-1.0, -1.1])
+    assert search.scores == [-1.0, float("-inf")]
+
+
+def test_a_search_whose_beams_have_all_ended_is_finished() -> None:
+    search = BeamSearch(eos_id=EOS_ID, options=options(2, patience=5.0, num_hypotheses=2))
+    assert not search.advance([5, 6, 7, 8], [0, 0, 0, 0], [-1.0, -1.1, -1.2, -1.3])
+    assert search.advance([EOS_ID, EOS_ID], [0, 1], [-1.5, -1.6])
+    assert [hypothesis.token_ids for hypothesis in search.hypotheses()] == [(5,), (6,)]
+
+
 def test_without_length_penalty_the_search_ends_as_soon_as_the_best_has_ended() -> None:
     search = BeamSearch(eos_id=EOS_ID, options=options(3, length_penalty=0.0))
     assert not search.advance([5, EOS_ID, 6, 7, 8, 9], [0] * 6, [-1.0, -1.1, -1.2, -2.0, -3.0, -4.0])

@@ -472,7 +472,7 @@ async def test_beams_count_in_the_budget_and_are_given_back(make_engine: MakeEng
     engine = make_engine(max_waiting_tokens=100)
     text = "The cat sees a bird. " * 2
     await engine.translate(request(text))
-    with pytest.raises(InvalidOption, match="no graphs for beam search"):
+    with pytest.raises(InvalidOption, match="at most 1 beams"):
         await engine.translate(TranslationRequest((text,), "en", "pt", DecodingOptions(beam_size=2)))
     wide = make_engine(max_waiting_tokens=100, max_beam_size=16)
     with pytest.raises(RequestTooLarge, match="times beams"):
