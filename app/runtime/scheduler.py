@@ -58,6 +58,9 @@ class Scheduler:
         self._max_admission_tokens = max_admission_tokens
         self._waiting: list[deque[tuple[int, Entry]]] = [deque() for _ in groups]
         self._running: list[RowSlots[Entry]] = [RowSlots(group.max_rows) for group in groups]
+        # There are dozens of groups, most of them empty, and every step asks for the others.
+        self._groups_waiting: set[int] = set()
+        self._groups_running: set[int] = set()
         self._num_arrivals = 0
         self._last_group = -1
         self._cancellation_noted = False
@@ -68,12 +71,12 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether anything waits or runs."""
-        return any(self._waiting) or any(len(slots) for slots in self._running)
+        return bool(self._groups_waiting or self._groups_running)
 
     @property
     def num_running(self) -> int:
         """Rows in all groups."""
-        return sum(len(slots) for slots in self._running)
+        return sum(len(self._running[group]) for group in self._groups_running)
 
     def group_of(self, num_source_tokens: int, num_beams: int = 1) -> int:
         """The group of a source of this length and beam size: a property of the segment alone."""
@@ -91,6 +94,7 @@ class Scheduler:
         entry.watch_cancellation(self._note_cancellation)
         group = self.group_of(entry.num_source_tokens, entry.search.num_beams)
         self._waiting[group].append((self._num_arrivals, entry))
+        self._groups_waiting.add(group)
         self._num_arrivals += 1
 
     def running(self, group: int) -> tuple[Entry, ...]:
@@ -101,7 +105,7 @@ class Scheduler:
         """Seat waiting entries, oldest first, within free slots and the token budget."""
         admissions: list[Admission] = []
         num_tokens = 0
-        open_groups = [group for group in range(len(self._groups)) if self._takes_newcomers(group)]
+        open_groups = [group for group in self._groups_waiting if self._takes_newcomers(group)]
         while open_groups:
             group = min(open_groups, key=lambda group: self._waiting[group][0][0])
             num_tokens += self._groups[group].source_length
@@ -109,31 +113,36 @@ class Scheduler:
                 break
             _, entry = self._waiting[group].popleft()
             admissions.append(Admission(entry, group, self._running[group].take(entry)))
+            self._groups_running.add(group)
+            if not self._waiting[group]:
+                self._groups_waiting.discard(group)
             if not (self._waiting[group] and self._running[group].num_free):
                 open_groups.remove(group)
         return admissions
 
     def _takes_newcomers(self, group: int) -> bool:
-        """Whether the group has room for all who wait for it, or for enough to be worth an encoder call."""
+        """Whether the group, for which someone waits, has room for all or for enough to be worth a call."""
         num_waiting, slots = len(self._waiting[group]), self._running[group]
         # A group of many beams has few slots: it must not run empty to gather company.
         quarter = max(1, self._groups[group].max_rows // 4)
         wanted = min(num_waiting, self._min_newcomers, quarter)
-        return num_waiting > 0 and slots.num_free >= wanted
+        return slots.num_free >= wanted
 
     def next_group(self) -> int | None:
         """The group whose rows take the next step: round robin over those that have rows."""
-        for offset in range(1, len(self._groups) + 1):
-            group = (self._last_group + offset) % len(self._groups)
-            if len(self._running[group]):
-                self._last_group = group
-                return group
-        return None
+        if not self._groups_running:
+            return None
+        later = [group for group in self._groups_running if group > self._last_group]
+        self._last_group = min(later or self._groups_running)
+        return self._last_group
 
     def leave(self, group: int, entry: Entry) -> Departure:
         """Take a running entry out of its slot."""
         slots = self._running[group]
-        return Departure(entry, group, slots.leave(slots.occupants.index(entry)))
+        move = slots.leave(slots.occupants.index(entry))
+        if not len(slots):
+            self._groups_running.discard(group)
+        return Departure(entry, group, move)
 
     def remove_cancelled(self) -> tuple[list[Entry], list[Departure]]:
         """Take out every cancelled entry: those that waited, and those that held a slot."""
@@ -141,20 +150,24 @@ class Scheduler:
             return [], []
         self._cancellation_noted = False  # before looking: whoever cancels later notes it again
         never_ran: list[Entry] = []
-        for group, waiting in enumerate(self._waiting):
+        for group in sorted(self._groups_waiting):
+            waiting = self._waiting[group]
             if any(entry.cancelled for _, entry in waiting):
                 never_ran += [entry for _, entry in waiting if entry.cancelled]
                 self._waiting[group] = deque(item for item in waiting if not item[1].cancelled)
+                if not self._waiting[group]:
+                    self._groups_waiting.discard(group)
         departures = [
             self.leave(group, entry)
-            for group, slots in enumerate(self._running)
-            for entry in slots.occupants
+            for group in sorted(self._groups_running)
+            for entry in self._running[group].occupants
             if entry.cancelled
         ]
         return never_ran, departures
 
     def clear_group(self, group: int) -> tuple[Entry, ...]:
         """Empty a group's slots (its step failed) and return who ran there."""
+        self._groups_running.discard(group)
         return self._running[group].clear()
 
     def clear(self) -> list[Entry]:
@@ -164,4 +177,6 @@ class Scheduler:
             waiting.clear()
         for slots in self._running:
             entries += slots.clear()
+        self._groups_waiting.clear()
+        self._groups_running.clear()
         return entries
