@@ -11,111 +11,27 @@ float32 sides must agree token by token without a shortlist.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import ctranslate2
-
-from app.bundle import Bundle
-from app.bundle.manifest import LanguagePair, Variant
-from app.decoding.hypothesis import Hypothesis
 from app.decoding.options import DecodingOptions
-from app.decoding.search import make_search
-from app.decoding.shortlist import Shortlist
-from app.runtime.entry import Entry, Outcome
-from app.runtime.events import SilentObserver
-from app.runtime.lane import Lane
-from app.runtime.onnx_model import load_model
-from app.runtime.onnx_runner import OnnxRunner
-from app.runtime.worker import Worker
-from app.text import Tokenizer
-from benchmarks.peers.ctranslate2_model import open_translator, vocabulary, write_ctranslate2_model
+from benchmarks.local_engine import Hypotheses, LocalEngine, num_tokens
+from benchmarks.peers.ctranslate2_engine import CTranslate2Engine
+from benchmarks.peers.ctranslate2_model import vocabulary
 from benchmarks.student import read_student
 from benchmarks.testsets import load
-from exporters.calibration import calibrated
-from exporters.checkpoint import Checkpoint
-from exporters.export import ExportOptions, export_bundle, without_unknown
-from exporters.quantization import quantized
+from benchmarks.twin_models import MAX_TARGET_TOKENS, TwinModels, export_student
 
-_MAX_TARGET_TOKENS = 384
 _CT2_BATCHES = (32, 64)
 _ONE_BY_ONE = 8
 """Every so many-th sentence is translated alone for the latency."""
-
-
-class Ours:
-    """Our engine's parts below asyncio: workers for throughput, one lane for latency."""
-
-    def __init__(
-        self, bundle: Bundle, *, variant: Variant, shortlist: bool, num_threads: int, max_rows: int
-    ) -> None:
-        """Load the graphs and start the workers."""
-        self._model = load_model(bundle, variant=variant, use_shortlist=shortlist)
-        self._shortlist = Shortlist.load(bundle.file(str(bundle.manifest.shortlist))) if shortlist else None
-        self._lane = self._make_lane(max_rows)
-        self._workers = [
-            Worker(f"bench-{index}", {"student": self._make_lane(max_rows)}) for index in range(num_threads)
-        ]
-        for worker in self._workers:
-            worker.start()
-
-    def _make_lane(self, max_rows: int) -> Lane:
-        return Lane(
-            "student",
-            OnnxRunner(self._model, max_rows=max_rows),
-            max_admission_tokens=1024,
-            min_newcomers=max(1, max_rows // 4),
-            observer=SilentObserver(),
-        )
-
-    def translate(self, sources: Sequence[list[int]], beam_size: int) -> list[Hypothesis]:
-        """All at once, over all workers."""
-        results: dict[int, Hypothesis] = {}
-        done = threading.Event()
-
-        def deliver(index: int, outcome: Outcome) -> None:
-            assert isinstance(outcome.result, tuple)
-            results[index] = outcome.result[0]
-            if len(results) == len(sources):
-                done.set()
-
-        for index, source in enumerate(sources):
-            worker = self._workers[index % len(self._workers)]
-            worker.submit("student", self._entry(source, beam_size, lambda o, index=index: deliver(index, o)))
-        done.wait()
-        return [results[index] for index in range(len(sources))]
-
-    def one_by_one(self, sources: Sequence[list[int]], beam_size: int) -> list[Hypothesis]:
-        """One after another, in this thread."""
-        results: list[Hypothesis] = []
-        for source in sources:
-            self._lane.add(self._entry(source, beam_size, lambda o: results.append(o.result[0])))  # type: ignore[index,arg-type]
-            while self._lane.has_work:
-                self._lane.tick()
-        return results
-
-    def stop(self) -> None:
-        """End the workers."""
-        for worker in self._workers:
-            worker.stop(timeout_s=10)
-
-    def _entry(self, source: list[int], beam_size: int, deliver: Callable[[Outcome], None]) -> Entry:
-        options = DecodingOptions(beam_size=beam_size)
-        return Entry(
-            source,
-            make_search(options, eos_id=0, max_target_tokens=_MAX_TARGET_TOKENS),
-            max_target_tokens=_MAX_TARGET_TOKENS,
-            submitted_at_s=time.monotonic(),
-            deliver=deliver,
-            candidates=None if self._shortlist is None else self._shortlist.candidates(source),
-        )
 
 
 @dataclass(frozen=True)
@@ -147,109 +63,80 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         calibration = load(arguments.testsets, "pud", source="en", target="pt").sources[:200]
-        checkpoint, bundle = _export(arguments.student, folder, calibration)
-        tokenizer = Tokenizer.open(bundle.file(bundle.manifest.tokenizer), eos_id=0)
-        sources = sorted(tokenizer.encode_sources(texts), key=len)
-        pieces = vocabulary(checkpoint)
-        _check_agreement(bundle, folder, sources[:: max(1, len(sources) // 100)], pieces)
-        rows = _measure(bundle, folder, sources, pieces, num_threads=arguments.threads, num_rounds=num_rounds)
+        print("exporting the student, calibrated on PUD, and the same weights for CTranslate2", flush=True)
+        twins = export_student(read_student(arguments.student), folder, calibration)
+        sources = sorted(twins.tokenizer.encode_sources(texts), key=len)
+        _check_agreement(twins, sources[:: max(1, len(sources) // 100)])
+        rows = _measure(twins, sources, num_threads=arguments.threads, num_rounds=num_rounds)
     if arguments.json:
         arguments.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
 
 
-def _export(student: Path, folder: Path, texts: Sequence[str]) -> tuple[Checkpoint, Bundle]:
-    print("exporting the student, calibrated on PUD, and the same weights for CTranslate2", flush=True)
-    checkpoint = quantized(without_unknown(read_student(student)))
-    (folder / "tokenizer").write_bytes(checkpoint.tokenizer)
-    tokenizer = Tokenizer.open(folder / "tokenizer", eos_id=0)
-    bundle = export_bundle(
-        calibrated(checkpoint, tokenizer.encode_sources(list(texts))),
-        folder / "bundle",
-        ExportOptions(
-            bundle_id="student",
-            pairs=[LanguagePair(source="en", target="pt")],
-            licence="MPL-2.0",
-            model_card="For the benchmark only.\n",
-            verification_texts=texts[:20],
-        ),
-    )
-    for quantization in (None, "int8"):
-        write_ctranslate2_model(
-            checkpoint, folder / f"ct2-{quantization or 'float32'}", quantization=quantization
-        )
-    return checkpoint, bundle
-
-
-def _check_agreement(bundle: Bundle, folder: Path, sources: Sequence[list[int]], pieces: list[str]) -> None:
-    translator = open_translator(folder / "ct2-float32", compute_type="float32", num_threads=1)
-    ours = Ours(bundle, variant="cpu-fp32", shortlist=False, num_threads=1, max_rows=32)
-    for beam_size in (1, 4):
-        theirs = _ct2(
-            translator, sources, pieces, beam_size=beam_size, batch_size=32, vmap=False, scores=True
-        )
-        found = ours.translate(sources, beam_size)
-        same = sum(
-            [pieces[token] for token in mine.token_ids] == other.hypotheses[0]
-            and abs(mine.score - other.scores[0]) < 1e-3
-            for mine, other in zip(found, theirs, strict=True)
-        )
-        print(
-            f"float32, beam {beam_size}: {same} of {len(sources)} sentences have the same tokens and score",
-            flush=True,
-        )
-    ours.stop()
-
-
-def _ct2(
-    translator: ctranslate2.Translator,
-    sources: Sequence[list[int]],
-    pieces: list[str],
-    *,
-    beam_size: int,
-    batch_size: int,
-    vmap: bool,
-    scores: bool = False,
-) -> list[ctranslate2.TranslationResult]:
-    return list(
-        translator.translate_batch(
-            [[pieces[token] for token in source[:-1]] for source in sources],
-            beam_size=beam_size,
-            max_decoding_length=_MAX_TARGET_TOKENS,
-            max_batch_size=batch_size,
-            use_vmap=vmap,
-            return_scores=scores,
-        )
-    )
+def _check_agreement(twins: TwinModels, sources: Sequence[list[int]]) -> None:
+    peer = CTranslate2Engine(twins.ctranslate2_float32, vocabulary(twins.checkpoint), compute_type="float32")
+    with LocalEngine.open(twins.bundle, variant="cpu-fp32") as engine:
+        for beam_size in (1, 4):
+            theirs = peer.translate(sources, beam_size=beam_size, scores=True)
+            found = engine.translate(
+                sources, DecodingOptions(beam_size=beam_size), max_target_tokens=MAX_TARGET_TOKENS
+            )
+            same = sum(
+                mine.token_ids == other.token_ids and abs(mine.score - (other.score or 0.0)) < 1e-3
+                for (mine, *_), (other, *_) in zip(found, theirs, strict=True)
+            )
+            print(
+                f"float32, beam {beam_size}: {same} of {len(sources)} sentences have equal tokens and score",
+                flush=True,
+            )
 
 
 def _measure(
-    bundle: Bundle,
-    folder: Path,
+    twins: TwinModels, sources: list[list[int]], *, num_threads: int, num_rounds: int
+) -> list[dict[str, object]]:
+    with contextlib.ExitStack() as stack:
+        engines = {
+            shortlist: stack.enter_context(
+                LocalEngine.open(twins.bundle, use_shortlist=shortlist, num_threads=num_threads)
+            )
+            for shortlist in (False, True)
+        }
+        return _compete(twins, engines, sources, num_threads=num_threads, num_rounds=num_rounds)
+
+
+def _compete(
+    twins: TwinModels,
+    engines: Mapping[bool, LocalEngine],
     sources: list[list[int]],
-    pieces: list[str],
     *,
     num_threads: int,
     num_rounds: int,
 ) -> list[dict[str, object]]:
-    one = open_translator(folder / "ct2-int8", compute_type="int8", num_threads=1)
-    many = open_translator(folder / "ct2-int8", compute_type="int8", num_threads=num_threads)
-    engines = {
-        shortlist: Ours(bundle, variant="cpu-int8", shortlist=shortlist, num_threads=num_threads, max_rows=32)
-        for shortlist in (False, True)
-    }
+    pieces = vocabulary(twins.checkpoint)
+    one, many = (
+        {
+            vmap: CTranslate2Engine(twins.ctranslate2_int8, pieces, num_threads=number, use_vmap=vmap)
+            for vmap in (False, True)
+        }
+        for number in (1, num_threads)
+    )
     longest_first = sources[::-1]
     alone = sources[::_ONE_BY_ONE]
 
     def theirs_alone(beam_size: int, vmap: bool) -> int:
         return sum(
             len(result.hypotheses[0]) + 1
-            for source in alone
-            for result in _ct2(one, [source], pieces, beam_size=beam_size, batch_size=1, vmap=vmap)
+            for tokens in one[vmap].tokens_of(alone)
+            for result in one[vmap].translate_raw([tokens], beam_size=beam_size, batch_size=1)
         )
 
     def theirs_together(beam_size: int, vmap: bool, batch_size: int) -> int:
-        results = _ct2(many, longest_first, pieces, beam_size=beam_size, batch_size=batch_size, vmap=vmap)
+        tokens = many[vmap].tokens_of(longest_first)
+        results = many[vmap].translate_raw(tokens, beam_size=beam_size, batch_size=batch_size)
         return sum(len(result.hypotheses[0]) + 1 for result in results)
+
+    def ours(translate: Callable[..., list[Hypotheses]], chosen: list[list[int]], beam_size: int) -> int:
+        options = DecodingOptions(beam_size=beam_size)
+        return num_tokens(translate(chosen, options, max_target_tokens=MAX_TARGET_TOKENS))
 
     contests = []
     for shortlist, engine in engines.items():
@@ -259,14 +146,14 @@ def _measure(
             contests.append(
                 Contest(
                     f"{kind}, one sentence, 1 thread{suffix}",
-                    lambda e=engine, k=beam_size: _tokens(e.one_by_one(alone, k)),  # type: ignore[misc]
+                    lambda e=engine, k=beam_size: ours(e.one_by_one, alone, k),  # type: ignore[misc]
                     [lambda k=beam_size, v=shortlist: theirs_alone(k, v)],  # type: ignore[misc]
                 )
             )
             contests.append(
                 Contest(
                     f"{kind}, saturated, {num_threads} threads{suffix}",
-                    lambda e=engine, k=beam_size: _tokens(e.translate(longest_first, k)),  # type: ignore[misc]
+                    lambda e=engine, k=beam_size: ours(e.translate, longest_first, k),  # type: ignore[misc]
                     [
                         lambda k=beam_size, v=shortlist, b=batch: theirs_together(k, v, b)  # type: ignore[misc]
                         for batch in _CT2_BATCHES
@@ -281,26 +168,20 @@ def _measure(
     rows: list[dict[str, object]] = []
     print(f"\n{'target tokens/s':45s} {'ours':>8s} {'CTranslate2':>12s} {'ratio':>6s}")
     for name, rounds in rates.items():
-        ours = statistics.median(round_[0] for round_ in rounds[1:])
+        mine = statistics.median(round_[0] for round_ in rounds[1:])
         theirs = max(statistics.median(round_[i] for round_ in rounds[1:]) for i in range(1, len(rounds[0])))
         ratio = statistics.median(round_[0] / max(round_[1:]) for round_ in rounds[1:])
-        print(f"{name:45s} {ours:8.0f} {theirs:12.0f} {ratio:6.2f}", flush=True)
+        print(f"{name:45s} {mine:8.0f} {theirs:12.0f} {ratio:6.2f}", flush=True)
         rows.append(
-            {"what": name, "ours": round(ours), "ctranslate2": round(theirs), "ratio": round(ratio, 2)}
+            {"what": name, "ours": round(mine), "ctranslate2": round(theirs), "ratio": round(ratio, 2)}
         )
-    for engine in engines.values():
-        engine.stop()
     return rows
-
-
-def _tokens(hypotheses: Sequence[Hypothesis]) -> int:
-    return sum(hypothesis.num_decoded for hypothesis in hypotheses)
 
 
 def _rate(run: Callable[[], int]) -> float:
     started_at_s = time.perf_counter()
-    num_tokens = run()
-    return num_tokens / (time.perf_counter() - started_at_s)
+    made = run()
+    return made / (time.perf_counter() - started_at_s)
 
 
 if __name__ == "__main__":
