@@ -11,6 +11,7 @@ Commands:
   marian          Import a Marian model (Firefox Translations, Bergamot):
                   dragoman export marian DIR --source xx --target yy --out BUNDLE
   record-quality  Write measured scores into a bundle's manifest.
+  shortlist       Make a lexical shortlist from parallel text, for a bundle or as a file.
 
 Each command has its own --help once everything is installed.
 """
