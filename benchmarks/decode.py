@@ -1,11 +1,13 @@
-"""Our engine beside CTranslate2 on the same trained weights: latency of one sentence, saturated throughput.
+"""Our engine beside CTranslate2 on the same weights, and how near it comes to what the CPU can do.
 
     pip install ctranslate2
     python -m benchmarks.decode --student FILE.npz --testsets DIR [--quick] [--json FILE]
 
-Both sides compute in int8 on the same student (benchmarks/student.py), greedy and with 4 beams, with and
-without a shortlist (CTranslate2: its vmap). Rounds are interleaved and medians reported. Before timing, both
-float32 sides must agree token by token without a shortlist.
+Two models: a trained student (benchmarks/student.py) on real sentences, and one of the base size with random
+weights that never ends, so that both sides make exactly as many tokens. Both sides compute in int8, greedy
+and with 4 beams, one sentence on one thread and everything at once on all threads, the student also with a
+shortlist (CTranslate2: its vmap). CTranslate2 runs in a process of its own, in the best of its settings.
+Rounds are interleaved, figures are medians, and before all that both float32 sides are compared.
 """
 
 from __future__ import annotations
@@ -13,175 +15,164 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
-import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from app.decoding.options import DecodingOptions
-from benchmarks.local_engine import Hypotheses, LocalEngine, num_tokens
-from benchmarks.peers.ctranslate2_engine import CTranslate2Engine
+from benchmarks.breakdown import Breakdown, Setting, observe
+from benchmarks.contest import Contest, ContestResult, compete
+from benchmarks.contests import BEAM_SIZES, Sides
+from benchmarks.equal_tokens import Equality, compare_float32
+from benchmarks.gemm_peak import GemmRates, WeightType, measure_gemm
+from benchmarks.local_engine import LocalEngine
+from benchmarks.machine import Machine, num_usable_cores, this_machine
+from benchmarks.peak_share import PeakShare, peak_shares, row_counts_to_measure, shapes_to_measure
 from benchmarks.peers.ctranslate2_model import vocabulary
-from benchmarks.student import read_student
-from benchmarks.testsets import load
-from benchmarks.twin_models import MAX_TARGET_TOKENS, TwinModels, export_student
-
-_CT2_BATCHES = (32, 64)
-_ONE_BY_ONE = 8
-"""Every so many-th sentence is translated alone for the latency."""
+from benchmarks.peers.tuning import TunedCTranslate2
+from benchmarks.report import breakdown_table, contest_table, gemm_table, peak_table, tuning_lines
+from benchmarks.subjects import FULL, QUICK, Plan, Subject, base_subject, student_subject
 
 
 @dataclass(frozen=True)
-class Contest:
-    """One thing both sides do; each callable returns the target tokens it made."""
+class Report:
+    """Everything that was measured."""
 
-    name: str
-    ours: Callable[[], int]
-    theirs: Sequence[Callable[[], int]]
+    machine: Machine
+    command: dict[str, str]
+    equalities: list[Equality]
+    contests: list[ContestResult]
+    gemm: GemmRates
+    peak_shares: list[PeakShare]
+    breakdowns: list[Breakdown]
+    elapsed_s: float
 
 
 def main() -> None:
-    """Export, check that the sides agree, time them, print a table."""
+    """Export, check that the sides agree, time them, look inside, print the tables."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--student", type=Path, required=True, help="the student's .npz")
-    parser.add_argument(
-        "--testsets", type=Path, required=True, help="folder with flores200-dev.en and pud.en"
-    )
-    parser.add_argument("--quick", action="store_true", help="fewer sentences and rounds: a few minutes")
-    parser.add_argument("--json", type=Path, help="write the figures here")
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--testsets", type=Path, required=True, help="folder with flores200-dev and pud")
+    parser.add_argument("--quick", action="store_true", help="fewer sentences and rounds: under 10 minutes")
+    parser.add_argument("--json", type=Path, help="write every figure here")
+    parser.add_argument("--threads", type=int, default=num_usable_cores(), help="of everything at once")
+    parser.add_argument("--rows", type=int, default=32, help="rows of a row group of ours")
     arguments = parser.parse_args()
+    started_at_s = time.monotonic()
+    plan = QUICK if arguments.quick else FULL
+    machine = this_machine()
+    print(machine.line(), flush=True)
 
-    texts = load(arguments.testsets, "flores200-dev", source="en", target="pt").sources
-    texts = texts[:250] if arguments.quick else texts
-    num_rounds = 3 if arguments.quick else 5
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        calibration = load(arguments.testsets, "pud", source="en", target="pt").sources[:200]
-        print("exporting the student, calibrated on PUD, and the same weights for CTranslate2", flush=True)
-        twins = export_student(read_student(arguments.student), folder, calibration)
-        sources = sorted(twins.tokenizer.encode_sources(texts), key=len)
-        _check_agreement(twins, sources[:: max(1, len(sources) // 100)])
-        rows = _measure(twins, sources, num_threads=arguments.threads, num_rounds=num_rounds)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
-
-
-def _check_agreement(twins: TwinModels, sources: Sequence[list[int]]) -> None:
-    peer = CTranslate2Engine(twins.ctranslate2_float32, vocabulary(twins.checkpoint), compute_type="float32")
-    with LocalEngine.open(twins.bundle, variant="cpu-fp32") as engine:
-        for beam_size in (1, 4):
-            theirs = peer.translate(sources, beam_size=beam_size, scores=True)
-            found = engine.translate(
-                sources, DecodingOptions(beam_size=beam_size), max_target_tokens=MAX_TARGET_TOKENS
-            )
-            same = sum(
-                mine.token_ids == other.token_ids and abs(mine.score - (other.score or 0.0)) < 1e-3
-                for (mine, *_), (other, *_) in zip(found, theirs, strict=True)
-            )
+        _progress("exporting the student for both sides")
+        student = student_subject(arguments.student, arguments.testsets, folder / "student", plan)
+        _progress("exporting the random model of the base size for both sides")
+        subjects = [student, base_subject(folder / "base", plan)]
+        _progress("comparing both sides in float32")
+        equalities = [
+            compare_float32(subject.name, subject.twins, subject.compared, beam_size=beam_size)
+            for subject in subjects
+            for beam_size in BEAM_SIZES
+        ]
+        for equality in equalities:
             print(
-                f"float32, beam {beam_size}: {same} of {len(sources)} sentences have equal tokens and score",
+                f"float32, {equality.model}, beam {equality.beam_size}: {equality.num_equal} of "
+                f"{equality.num_sentences} sentences have equal tokens and scores",
                 flush=True,
             )
-
-
-def _measure(
-    twins: TwinModels, sources: list[list[int]], *, num_threads: int, num_rounds: int
-) -> list[dict[str, object]]:
-    with contextlib.ExitStack() as stack:
-        engines = {
-            shortlist: stack.enter_context(
-                LocalEngine.open(twins.bundle, use_shortlist=shortlist, num_threads=num_threads)
-            )
-            for shortlist in (False, True)
-        }
-        return _compete(twins, engines, sources, num_threads=num_threads, num_rounds=num_rounds)
-
-
-def _compete(
-    twins: TwinModels,
-    engines: Mapping[bool, LocalEngine],
-    sources: list[list[int]],
-    *,
-    num_threads: int,
-    num_rounds: int,
-) -> list[dict[str, object]]:
-    pieces = vocabulary(twins.checkpoint)
-    one, many = (
-        {
-            vmap: CTranslate2Engine(twins.ctranslate2_int8, pieces, num_threads=number, use_vmap=vmap)
-            for vmap in (False, True)
-        }
-        for number in (1, num_threads)
-    )
-    longest_first = sources[::-1]
-    alone = sources[::_ONE_BY_ONE]
-
-    def theirs_alone(beam_size: int, vmap: bool) -> int:
-        return sum(
-            len(result.hypotheses[0]) + 1
-            for tokens in one[vmap].tokens_of(alone)
-            for result in one[vmap].translate_raw([tokens], beam_size=beam_size, batch_size=1)
+        contests = _contests(subjects, machine, plan, num_threads=arguments.threads, max_rows=arguments.rows)
+        _say(f"{contest_table(contests)}\n\nCTranslate2's settings\n{tuning_lines(contests)}")
+        _progress("measuring the integer matrix product")
+        gemm = measure_gemm(
+            shapes_to_measure([subject.twins.bundle.manifest for subject in subjects]),
+            row_counts_to_measure(arguments.rows),
         )
+        _say(f"GFLOP/s of the integer matrix product, uint8 activations, one thread\n{gemm_table(gemm)}")
+        breakdowns, shares = _look_inside(
+            subjects, machine, gemm, num_threads=arguments.threads, max_rows=arguments.rows
+        )
+    _say(peak_table(shares))
+    _say("\n".join(breakdown_table(breakdown) for breakdown in breakdowns))
+    elapsed_s = time.monotonic() - started_at_s
+    print(f"{elapsed_s:.0f} s in all")
+    if arguments.json:
+        command = {key: str(value) for key, value in vars(arguments).items()}
+        report = Report(machine, command, equalities, contests, gemm, shares, breakdowns, elapsed_s)
+        arguments.json.write_text(json.dumps(asdict(report), indent=2) + "\n", encoding="utf-8")
 
-    def theirs_together(beam_size: int, vmap: bool, batch_size: int) -> int:
-        tokens = many[vmap].tokens_of(longest_first)
-        results = many[vmap].translate_raw(tokens, beam_size=beam_size, batch_size=batch_size)
-        return sum(len(result.hypotheses[0]) + 1 for result in results)
 
-    def ours(translate: Callable[..., list[Hypotheses]], chosen: list[list[int]], beam_size: int) -> int:
-        options = DecodingOptions(beam_size=beam_size)
-        return num_tokens(translate(chosen, options, max_target_tokens=MAX_TARGET_TOKENS))
+def _contests(
+    subjects: Sequence[Subject], machine: Machine, plan: Plan, *, num_threads: int, max_rows: int
+) -> list[ContestResult]:
+    results: list[ContestResult] = []
+    for subject in subjects:
+        with contextlib.ExitStack() as stack:
+            _progress(f"{subject.name}: tuning CTranslate2")
+            peer = stack.enter_context(TunedCTranslate2(machine))
+            contests: list[Contest] = []
+            for shortlist in subject.shortlist_choices:
+                engine = LocalEngine.open(
+                    subject.twins.bundle, use_shortlist=shortlist, num_threads=num_threads, max_rows=max_rows
+                )
+                sides = Sides(
+                    ours=stack.enter_context(engine),
+                    peer=peer,
+                    peer_folder=subject.twins.ctranslate2_int8,
+                    pieces=vocabulary(subject.twins.checkpoint),
+                    num_threads=num_threads,
+                    shortlist=shortlist,
+                )
+                for beam_size in BEAM_SIZES:
+                    contests.append(sides.alone(subject.name, subject.alone, beam_size=beam_size))
+                    contests += [
+                        sides.saturated(
+                            " ".join(filter(None, [subject.name, kind])), work, beam_size=beam_size
+                        )
+                        for kind, work in subject.saturated.items()
+                    ]
+            _progress(f"{subject.name}: {len(contests)} contests")
+            results += compete(contests, num_rounds=plan.num_rounds, progress=_progress)
+    return results
 
-    contests = []
-    for shortlist, engine in engines.items():
+
+def _look_inside(
+    subjects: Sequence[Subject], machine: Machine, gemm: GemmRates, *, num_threads: int, max_rows: int
+) -> tuple[list[Breakdown], list[PeakShare]]:
+    weights: WeightType = "int8" if machine.vnni else "uint8"
+    breakdowns: list[Breakdown] = []
+    shares: list[PeakShare] = []
+    variations = [(subject, choice) for subject in subjects for choice in subject.shortlist_choices]
+    for subject, shortlist in variations:
         suffix = ", shortlist" if shortlist else ""
-        for beam_size in (1, 4):
-            kind = "greedy" if beam_size == 1 else "beam 4"
-            contests.append(
-                Contest(
-                    f"{kind}, one sentence, 1 thread{suffix}",
-                    lambda e=engine, k=beam_size: ours(e.one_by_one, alone, k),  # type: ignore[misc]
-                    [lambda k=beam_size, v=shortlist: theirs_alone(k, v)],  # type: ignore[misc]
-                )
+        _progress(f"{subject.name}{suffix}: breakdown")
+        for load, threads in (("one sentence", 1), ("saturated", 1), ("saturated", num_threads)):
+            setting = Setting(
+                name=f"greedy, {subject.name}, {load}, {threads} thread{'s' * (threads > 1)}{suffix}",
+                bundle=subject.twins.bundle,
+                workload=subject.alone if load == "one sentence" else subject.profiled,
+                use_shortlist=shortlist,
+                alone=load == "one sentence",
+                num_threads=threads,
+                max_rows=max_rows,
             )
-            contests.append(
-                Contest(
-                    f"{kind}, saturated, {num_threads} threads{suffix}",
-                    lambda e=engine, k=beam_size: ours(e.translate, longest_first, k),  # type: ignore[misc]
-                    [
-                        lambda k=beam_size, v=shortlist, b=batch: theirs_together(k, v, b)  # type: ignore[misc]
-                        for batch in _CT2_BATCHES
-                    ],
-                )
-            )
-    rates: dict[str, list[list[float]]] = {}
-    for _ in range(num_rounds + 1):  # the first round only warms up
-        for contest in contests:
-            runs = [contest.ours, *contest.theirs]
-            rates.setdefault(contest.name, []).append([_rate(run) for run in runs])
-    rows: list[dict[str, object]] = []
-    print(f"\n{'target tokens/s':45s} {'ours':>8s} {'CTranslate2':>12s} {'ratio':>6s}")
-    for name, rounds in rates.items():
-        mine = statistics.median(round_[0] for round_ in rounds[1:])
-        theirs = max(statistics.median(round_[i] for round_ in rounds[1:]) for i in range(1, len(rounds[0])))
-        ratio = statistics.median(round_[0] / max(round_[1:]) for round_ in rounds[1:])
-        print(f"{name:45s} {mine:8.0f} {theirs:12.0f} {ratio:6.2f}", flush=True)
-        rows.append(
-            {"what": name, "ours": round(mine), "ctranslate2": round(theirs), "ratio": round(ratio, 2)}
-        )
-    return rows
+            # Where one thread's time goes is seen undisturbed; with all threads, what their lock costs.
+            observation = observe(setting, by_operator=threads == 1)
+            breakdowns.append(observation.breakdown)
+            if threads == 1 and not shortlist:
+                shares += peak_shares(setting, observation, gemm, weights)
+    return breakdowns, shares
 
 
-def _rate(run: Callable[[], int]) -> float:
-    started_at_s = time.perf_counter()
-    made = run()
-    return made / (time.perf_counter() - started_at_s)
+def _progress(text: str) -> None:
+    print(f"[{time.strftime('%H:%M:%S')}] {text}", flush=True)
+
+
+def _say(text: str) -> None:
+    print(f"\n{text}\n", flush=True)
 
 
 if __name__ == "__main__":
