@@ -7,10 +7,10 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 SERVE_OPTIONS := $(if $(HOST),--host $(HOST)) $(if $(PORT),--port $(PORT))
 
 .DEFAULT_GOAL := help
-.PHONY: help serve check test bench bench-service bench-quality image-test bundles clean
+.PHONY: help serve check test bench bench-continuous bench-service bench-quality image-test bundles clean
 
 help: ## Show this list
-	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -38,9 +38,12 @@ check: $(VENV)/.dev ## Lint, formatting and types
 test: $(VENV)/.dev ## Every test
 	$(BIN)/python -m pytest
 
-bench: $(VENV)/.dev ## Our engine beside CTranslate2 on the same weights: STUDENT=file.npz TESTSETS=folder
+bench: $(VENV)/.dev ## Our engine beside CTranslate2 on the same weights: STUDENT=file.npz TESTSETS=folder, BENCH_OPTIONS=--quick
 	$(PIP) install ctranslate2==4.8.5
 	$(BIN)/python -m benchmarks.decode --student $(STUDENT) --testsets $(TESTSETS) $(BENCH_OPTIONS)
+
+bench-continuous: $(VENV)/.dev ## Latency and throughput of sentences that arrive at random times: TESTSETS=folder
+	$(BIN)/python -m benchmarks.continuous --testsets $(TESTSETS) $(BENCH_OPTIONS)
 
 bench-service: $(VENV)/.dev ## Start-up, memory, latency and throughput of the shipped models over HTTP
 	$(BIN)/python -m benchmarks.service $(if $(TESTSETS),--testsets $(TESTSETS))
