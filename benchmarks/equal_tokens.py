@@ -37,12 +37,10 @@ def compare_float32(model: str, twins: TwinModels, workload: Workload, *, beam_s
     num_equal = 0
     with LocalEngine.open(twins.bundle, variant="cpu-fp32") as engine:
         for limit, sources in workload.by_limit().items():
-            theirs = peer.translate(sources, beam_size=beam_size, max_target_tokens=limit, scores=True)
+            theirs = peer.translate(sources, beam_size=beam_size, max_target_tokens=limit)
             ours = engine.translate(sources, DecodingOptions(beam_size=beam_size), max_target_tokens=limit)
             num_equal += sum(
-                mine.token_ids == other.token_ids
-                and other.score is not None
-                and abs(mine.score - other.score) < _MAX_SCORE_DIFFERENCE
+                mine.token_ids == other.token_ids and abs(mine.score - other.score) < _MAX_SCORE_DIFFERENCE
                 for (mine, *_), (other, *_) in zip(ours, theirs, strict=True)
             )
     return Equality(model, beam_size, num_equal, len(workload.sources))

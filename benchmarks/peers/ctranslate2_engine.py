@@ -1,6 +1,7 @@
-"""CTranslate2 behind the same few calls as our LocalEngine: token ids in, token ids out.
+"""CTranslate2 in this process, behind the same call as our LocalEngine: token ids in, hypotheses out.
 
-Needs ``pip install ctranslate2`` (4.8 was used); nothing of the service does.
+For comparing answers; what is timed runs in a process of its own (ctranslate2_process.py). Needs
+``pip install ctranslate2`` (4.8 was used); nothing of the service does.
 """
 
 from __future__ import annotations
@@ -8,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-import ctranslate2
 
 from benchmarks.peers.ctranslate2_model import open_translator
 
@@ -20,22 +19,22 @@ class PeerHypothesis:
 
     Attributes:
         token_ids: target tokens without end-of-sentence.
-        score: its length-normalised score, or None when it was not asked for.
+        score: its length-normalised score.
     """
 
     token_ids: tuple[int, ...]
-    score: float | None
+    score: float
 
 
 class CTranslate2Engine:
-    """One replica per thread, each with one thread, as its documentation advises for throughput."""
+    """A loaded model."""
 
     def __init__(
         self,
         folder: Path,
         pieces: Sequence[str],
         *,
-        compute_type: str = "int8",
+        compute_type: str,
         num_threads: int = 1,
         use_vmap: bool = False,
     ) -> None:
@@ -45,7 +44,7 @@ class CTranslate2Engine:
             folder: what `write_ctranslate2_model` made.
             pieces: the vocabulary by id.
             compute_type: "int8" or "float32".
-            num_threads: replicas.
+            num_threads: replicas, of one thread each.
             use_vmap: limit each batch's output to its vocabulary map, this engine's shortlist.
         """
         self._translator = open_translator(folder, compute_type=compute_type, num_threads=num_threads)
@@ -62,64 +61,31 @@ class CTranslate2Engine:
         length_penalty: float = 1.0,
         max_target_tokens: int = 384,
         batch_size: int = 32,
-        scores: bool = False,
     ) -> list[tuple[PeerHypothesis, ...]]:
         """Translate all; results in the order of the sources, hypotheses best first.
 
         Args:
-            sources: token ids, each with the final end-of-sentence.
+            sources: token ids, each with the final end-of-sentence, which this engine adds itself.
             beam_size: 1 is greedy.
             num_hypotheses: wanted of each segment.
             length_penalty: exponent of the length normalisation.
             max_target_tokens: limit of every segment.
             batch_size: sentences a batch, cut from the sources sorted by length.
-            scores: whether to compute scores, which greedy search can do without.
         """
-        results = self.translate_raw(
-            self.tokens_of(sources),
+        results = self._translator.translate_batch(
+            [[self._pieces[token] for token in source[:-1]] for source in sources],
             beam_size=beam_size,
             num_hypotheses=num_hypotheses,
             length_penalty=length_penalty,
-            max_target_tokens=max_target_tokens,
-            batch_size=batch_size,
-            scores=scores,
+            max_decoding_length=max_target_tokens,
+            max_batch_size=batch_size,
+            use_vmap=self._use_vmap,
+            return_scores=True,
         )
         return [
             tuple(
-                PeerHypothesis(
-                    token_ids=tuple(self._id_of[piece] for piece in hypothesis),
-                    score=result.scores[index] if scores else None,
-                )
-                for index, hypothesis in enumerate(result.hypotheses)
+                PeerHypothesis(tuple(self._id_of[piece] for piece in tokens), score)
+                for tokens, score in zip(result.hypotheses, result.scores, strict=True)
             )
             for result in results
         ]
-
-    def translate_raw(
-        self,
-        tokens: list[list[str]],
-        *,
-        beam_size: int = 1,
-        num_hypotheses: int = 1,
-        length_penalty: float = 1.0,
-        max_target_tokens: int = 384,
-        batch_size: int = 32,
-        scores: bool = False,
-    ) -> list[ctranslate2.TranslationResult]:
-        """The engine's own call on `tokens_of` the sources: what is timed, without our conversions."""
-        return list(
-            self._translator.translate_batch(
-                tokens,
-                beam_size=beam_size,
-                num_hypotheses=num_hypotheses,
-                length_penalty=length_penalty,
-                max_decoding_length=max_target_tokens,
-                max_batch_size=batch_size,
-                use_vmap=self._use_vmap,
-                return_scores=scores,
-            )
-        )
-
-    def tokens_of(self, sources: Sequence[Sequence[int]]) -> list[list[str]]:
-        """The sources as this engine wants them: pieces, without the end-of-sentence it adds itself."""
-        return [[self._pieces[token] for token in source[:-1]] for source in sources]
