@@ -37,6 +37,19 @@ Weight = Float32Array | QuantizedWeight
 
 
 @dataclass(frozen=True)
+class AlignmentHeads:
+    """Which cross-attention says what a target token was translated from.
+
+    Attributes:
+        layer: decoder layer; negative counts from the last.
+        heads: heads whose weights are averaged, or None for all.
+    """
+
+    layer: int = -1
+    heads: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
 class Checkpoint:
     """One trained model, as its importer read it.
 
@@ -49,6 +62,7 @@ class Checkpoint:
         tokenizer: the bytes of the SentencePiece model.
         unknown_id: token of text the vocabulary cannot spell.
         shortlist: which target tokens a source can need, or None.
+        alignment: the attention that is returned as the alignment.
         provenance: facts for the manifest and the model card (source file names, sha256, ...).
     """
 
@@ -58,4 +72,5 @@ class Checkpoint:
     activation_scales: Mapping[str, float] = field(default_factory=dict)
     shortlist: Shortlist | None = None
     unknown_id: int = 1
+    alignment: AlignmentHeads = field(default_factory=AlignmentHeads)
     provenance: Mapping[str, str] = field(default_factory=dict)

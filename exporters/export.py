@@ -23,9 +23,11 @@ from app.bundle.manifest import (
 )
 from app.errors import BundleError
 from exporters.checkpoint import Checkpoint
-from exporters.graphs import GraphContext, candidates, decoder_step, encoder, state_tensors, step_role
-from exporters.linear import Arithmetic, Float32Arithmetic, Int8Arithmetic
+from exporters.graphs import GraphContext, candidates, encoder
+from exporters.int8_arithmetic import Int8Arithmetic
+from exporters.linear import Arithmetic, Float32Arithmetic
 from exporters.quantization import quantized
+from exporters.step_graphs import StepKind, decoder_step, state_tensors, step_role
 from exporters.verification import require_equal, verify
 from exporters.weight_store import WEIGHTS_NAME, WeightStore
 
@@ -157,9 +159,10 @@ def _write_graphs(
         )
         graphs = {"encoder": encoder(context)}
         for shortlist in (False, True) if checkpoint.shortlist is not None else (False,):
-            for beams in (False, True):
-                role = step_role(shortlist=shortlist, beams=beams)
-                graphs[role] = decoder_step(context, shortlist=shortlist, beams=beams)
+            for kind in StepKind:
+                graphs[step_role(kind, shortlist=shortlist)] = decoder_step(
+                    context, kind, shortlist=shortlist
+                )
         if checkpoint.shortlist is not None:
             graphs["candidates"] = candidates(context)
         for role, graph in graphs.items():

@@ -32,6 +32,7 @@ class GraphBuilder:
         self._initializers: dict[str, onnx.TensorProto] = {}
         self._inputs: list[onnx.ValueInfoProto] = []
         self._outputs: list[onnx.ValueInfoProto] = []
+        self._declared: list[onnx.ValueInfoProto] = []
 
     def input(self, name: str, dtype: int, dims: Dims) -> str:
         """Declare a graph input."""
@@ -43,6 +44,10 @@ class GraphBuilder:
         if value != name:
             self._nodes.append(helper.make_node("Identity", [value], [name], name=f"output_{name}"))
         self._outputs.append(helper.make_tensor_value_info(name, dtype, dims))
+
+    def declare(self, value: str, dtype: int, dims: Dims) -> None:
+        """State a value's type where the runtime does not infer it."""
+        self._declared.append(helper.make_tensor_value_info(value, dtype, dims))
 
     def weight(self, name: str, values: npt.NDArray[Any]) -> str:
         """A stored tensor, shared by name with every other graph of the bundle."""
@@ -62,6 +67,10 @@ class GraphBuilder:
         """A constant int64 [n]: axes, shapes."""
         return self.constant(np.array(values, dtype=np.int64))
 
+    def int32(self, value: int) -> str:
+        """A constant int32 scalar."""
+        return self.constant(np.int32(value))
+
     def op(
         self, op_type: str, *inputs: str, domain: str = "", name: str | None = None, **attributes: Any
     ) -> str:
@@ -79,7 +88,7 @@ class GraphBuilder:
         names: Sequence[str] | None = None,
         **attributes: Any,
     ) -> list[str]:
-        """Append a node with several outputs, named by the graph unless `names` is given."""
+        """Append a node with several outputs, named by the graph unless `names` is given; "" is left out."""
         index = len(self._nodes)
         outputs = list(names) if names else [f"{op_type.lower()}_{index}_{i}" for i in range(num_outputs)]
         self._nodes.append(
@@ -106,7 +115,7 @@ class GraphBuilder:
             ValueError: a name stands for two values.
         """
         names = Counter([*self._initializers, *(value.name for value in self._inputs)])
-        names.update(name for node in self._nodes for name in node.output)
+        names.update(name for node in self._nodes for name in node.output if name)
         if clash := sorted(name for name, count in names.items() if count > 1):
             raise ValueError(f"two values of graph {self._name} are named {', '.join(clash)}")
         graph = helper.make_graph(
@@ -115,6 +124,7 @@ class GraphBuilder:
             self._inputs,
             self._outputs,
             initializer=list(self._initializers.values()),
+            value_info=self._declared,
         )
         return helper.make_model(
             graph,

@@ -16,11 +16,11 @@ class Rows(Protocol):
         ...
 
     def by_segment(self, x: str) -> str:
-        """[R,d] -> [B,K,d]: the beams of a segment as queries to its one cross cache."""
+        """[R,1,d] -> [B,K,d]: the beams of a segment as queries to its one cross cache."""
         ...
 
     def flat(self, x: str) -> str:
-        """[B,K,d] -> [R,d]."""
+        """[B,K,d] -> [R,1,d]."""
         ...
 
     def add_by_segment(self, logits: str, addend: str) -> str:
@@ -42,11 +42,11 @@ class GreedyRows:
 
     def by_segment(self, x: str) -> str:
         """See `Rows.by_segment`."""
-        return self._graph.op("Unsqueeze", x, self._graph.ints(1))
+        return x
 
     def flat(self, x: str) -> str:
         """See `Rows.flat`."""
-        return self._graph.op("Squeeze", x, self._graph.ints(1))
+        return x
 
     def add_by_segment(self, logits: str, addend: str) -> str:
         """See `Rows.add_by_segment`."""
@@ -70,7 +70,7 @@ class BeamRows:
 
     def flat(self, x: str) -> str:
         """See `Rows.flat`."""
-        return self._graph.op("Reshape", x, self._graph.ints(-1, self._d_model))
+        return self._graph.op("Reshape", x, self._graph.ints(-1, 1, self._d_model))
 
     def add_by_segment(self, logits: str, addend: str) -> str:
         """See `Rows.add_by_segment`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 
@@ -32,17 +33,47 @@ def position_codes(graph: GraphBuilder, checkpoint: Checkpoint, num_positions: i
         frequencies, phases = np.repeat(frequencies, 2), np.tile(phases, half)
     else:
         frequencies, phases = np.tile(frequencies, 2), np.repeat(phases, half)
+    angles = graph.op("Mul", _every(graph, num_positions), graph.weight("position_frequencies", frequencies))
+    shifted = graph.op("Add", angles, graph.weight("position_phases", phases))
+    return graph.op("Cast", graph.op("Sin", shifted), to=1)
+
+
+def started(graph: GraphBuilder, num_positions: int) -> str:
+    """min(position, 1), f32 [P,1]; made when the graph is loaded, as the position codes are."""
+    return graph.op(
+        "Cast", graph.op("Min", _every(graph, num_positions), graph.constant(np.float64(1))), to=1
+    )
+
+
+def _every(graph: GraphBuilder, num_positions: int) -> str:
+    """All positions, f64 [P,1]."""
     every = graph.op(
         "Range",
         graph.constant(np.float64(0)),
         graph.constant(np.float64(num_positions)),
         graph.constant(np.float64(1)),
     )
-    angles = graph.op(
-        "Mul", graph.op("Unsqueeze", every, graph.ints(1)), graph.weight("position_frequencies", frequencies)
-    )
-    shifted = graph.op("Add", angles, graph.weight("position_phases", phases))
-    return graph.op("Cast", graph.op("Sin", shifted), to=1)
+    return graph.op("Unsqueeze", every, graph.ints(1))
+
+
+class Normalise(Protocol):
+    """LayerNorm by name: x f32 [..., d] -> [..., d]."""
+
+    def __call__(self, graph: GraphBuilder, checkpoint: Checkpoint, x: str, name: str) -> str:
+        """Extend the graph."""
+        ...
+
+
+def norm_of_rows(graph: GraphBuilder, checkpoint: Checkpoint, x: str, name: str) -> str:
+    """LayerNorm of x [R,1,d]: each row is the one channel of an instance.
+
+    InstanceNormalization is vectorised, and two nodes less than `layer_norm` needs: 4 of 28 us for one
+    row (benchmarks/README.md).
+    """
+    one, zero = graph.constant(np.ones(1, np.float32)), graph.constant(np.zeros(1, np.float32))
+    normed = graph.op("InstanceNormalization", x, one, zero, epsilon=checkpoint.config.layer_norm_epsilon)
+    scaled = graph.op("Mul", normed, graph.weight(f"{name}.weight", vector(checkpoint, f"{name}.weight")))
+    return graph.op("Add", scaled, graph.weight(f"{name}.bias", vector(checkpoint, f"{name}.bias")))
 
 
 def layer_norm(graph: GraphBuilder, checkpoint: Checkpoint, x: str, name: str) -> str:
@@ -63,12 +94,18 @@ def layer_norm(graph: GraphBuilder, checkpoint: Checkpoint, x: str, name: str) -
 
 
 def sublayer(
-    graph: GraphBuilder, checkpoint: Checkpoint, x: str, norm: str, body: Callable[[str], str]
+    graph: GraphBuilder,
+    checkpoint: Checkpoint,
+    x: str,
+    norm: str,
+    body: Callable[[str], str],
+    *,
+    normalise: Normalise,
 ) -> str:
     """Residual connection and LayerNorm around a sub-layer, after it or before it."""
     if checkpoint.config.norm == "post":
-        return layer_norm(graph, checkpoint, graph.op("Add", x, body(x)), norm)
-    return graph.op("Add", x, body(layer_norm(graph, checkpoint, x, norm)))
+        return normalise(graph, checkpoint, graph.op("Add", x, body(x)), norm)
+    return graph.op("Add", x, body(normalise(graph, checkpoint, x, norm)))
 
 
 def feed_forward(
@@ -93,6 +130,7 @@ def embed(graph: GraphBuilder, checkpoint: Checkpoint, ids: str) -> str:
     rows = graph.op("Gather", graph.weight("embedding.weight", embedding.values), ids)
     if embedding.scale.ndim == 0:
         return graph.op("DequantizeLinear", rows, graph.constant(np.float32(embedding.scale * root)))
-    scale = graph.op("Gather", graph.weight("embedding.scale", embedding.scale), ids)
-    scale = graph.op("Unsqueeze", graph.op("Mul", scale, graph.constant(root)), graph.ints(-1))
+    # Multiplied and turned into a column once, when the graph is loaded.
+    scales = graph.op("Mul", graph.weight("embedding.scale", embedding.scale), graph.constant(root))
+    scale = graph.op("Gather", graph.op("Unsqueeze", scales, graph.ints(1)), ids)  # [...,1]
     return graph.op("Mul", graph.op("Cast", rows, to=1), scale)

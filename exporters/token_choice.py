@@ -13,28 +13,41 @@ MAX_CANDIDATES = 32
 as many blocks of candidates."""
 
 
-def choose(graph: GraphBuilder, logits: str, block: int | None) -> tuple[str, str]:
-    """The first largest of logits [R,V]: its index i64 [R] and its log-probability f32 [R].
+def adjusted(graph: GraphBuilder, logits: str, *, columns: str, divisors: str, addends: str) -> str:
+    """Logits f32 [R,N] with M of them changed, so that no one else's row is touched.
+
+    A logit x becomes ``min(x / divisor, x * divisor) + addend``. With a divisor r >= 1 that is the repetition
+    penalty of Keskar et al. 2019 (CTRL, section 4.1) as it is used for logits of either sign: x / r above 0,
+    x * r below. An addend of -1e9 forbids a token.
+
+    Args:
+        graph: graph to extend.
+        logits: f32 [R,N].
+        columns: i64 [M,2], row and column, each pair once.
+        divisors: f32 [M], at least 1.
+        addends: f32 [M].
+    """
+    before = graph.op("GatherND", logits, columns)  # [M]
+    penalised = graph.op("Min", graph.op("Div", before, divisors), graph.op("Mul", before, divisors))
+    return graph.op("ScatterND", logits, columns, graph.op("Add", penalised, addends))
+
+
+def choose(graph: GraphBuilder, log_probs: str, block: int | None) -> tuple[str, str]:
+    """The first largest of log-probabilities [R,V]: its index i64 [R] and its value f32 [R].
 
     ArgMax over a long row is slow on the CPU provider: the maximum of every block is taken first
     (vectorised), then the first block that holds the largest, then the first index in that block.
     """
-    largest = graph.op("ReduceMax", logits, graph.ints(-1), keepdims=1)  # [R,1]
     if block is None:
-        index = graph.op("ArgMax", logits, axis=-1, keepdims=0)
-    else:
-        blocks = graph.op("Reshape", logits, graph.ints(0, -1, block))  # [R,V/b,b]
-        block_index = graph.op(
-            "ArgMax", graph.op("ReduceMax", blocks, graph.ints(-1), keepdims=0), axis=-1, keepdims=1
-        )  # [R,1]
-        winners = graph.op("GatherND", blocks, block_index, batch_dims=1)  # [R,b]
-        within = graph.op("ArgMax", winners, axis=-1, keepdims=0)  # [R]
-        first = graph.op("Mul", graph.op("Squeeze", block_index, graph.ints(1)), graph.ints(block))
-        index = graph.op("Add", first, within)
-    # log softmax at the maximum: -log sum exp(logits - max)
-    exponentials = graph.op("Exp", graph.op("Sub", logits, largest))
-    total = graph.op("ReduceSum", exponentials, graph.ints(-1), keepdims=0)
-    return index, graph.op("Neg", graph.op("Log", total))
+        largest = graph.op("ReduceMax", log_probs, graph.ints(-1), keepdims=0)
+        return graph.op("ArgMax", log_probs, axis=-1, keepdims=0), largest
+    blocks = graph.op("Reshape", log_probs, graph.ints(0, -1, block))  # [R,V/b,b]
+    maxima = graph.op("ReduceMax", blocks, graph.ints(-1), keepdims=0)  # [R,V/b]
+    block_index = graph.op("ArgMax", maxima, axis=-1, keepdims=1)  # [R,1]
+    winners = graph.op("GatherND", blocks, block_index, batch_dims=1)  # [R,b]
+    within = graph.op("ArgMax", winners, axis=-1, keepdims=0)  # [R]
+    first = graph.op("Mul", graph.op("Squeeze", block_index, graph.ints(1)), graph.ints(block))
+    return graph.op("Add", first, within), graph.op("ReduceMax", maxima, graph.ints(-1), keepdims=0)
 
 
 @dataclass(frozen=True)
@@ -54,7 +67,7 @@ class Continuations:
 
 def best_continuations(
     graph: GraphBuilder,
-    logits: str,
+    log_probs: str,
     row_scores: str,
     num_candidates: str,
     num_segments: str,
@@ -67,17 +80,16 @@ def best_continuations(
 
     Args:
         graph: graph to extend.
-        logits: f32 [R,V].
+        log_probs: f32 [R,V].
         row_scores: f32 [R], summed so far; -inf for a beam that must not be continued.
         num_candidates: i64 [1], C; at most V and at most the number of blocks.
         num_segments: i64 [1], B.
         block: a divisor of V, or None.
     """
-    probabilities = graph.op("Softmax", logits, axis=-1)
     if block is None:
-        values, columns = graph.ops("TopK", probabilities, num_candidates, num_outputs=2, axis=-1)  # [R,C]
+        values, columns = graph.ops("TopK", log_probs, num_candidates, num_outputs=2, axis=-1)  # [R,C]
     else:
-        blocks = graph.op("Reshape", probabilities, graph.ints(0, -1, block))  # [R,V/b,b]
+        blocks = graph.op("Reshape", log_probs, graph.ints(0, -1, block))  # [R,V/b,b]
         maxima = graph.op("ReduceMax", blocks, graph.ints(-1), keepdims=0)  # [R,V/b]
         _, block_indices = graph.ops("TopK", maxima, num_candidates, num_outputs=2, axis=-1)  # [R,C]
         winners = graph.op(
@@ -89,7 +101,7 @@ def best_continuations(
         width = graph.ints(block)
         block_of = graph.op("GatherElements", block_indices, graph.op("Div", flat, width), axis=1)
         columns = graph.op("Add", graph.op("Mul", block_of, width), graph.op("Mod", flat, width))
-    summed = graph.op("Add", graph.op("Log", values), graph.op("Unsqueeze", row_scores, graph.ints(1)))
+    summed = graph.op("Add", values, graph.op("Unsqueeze", row_scores, graph.ints(1)))
     shape = graph.op("Concat", num_segments, graph.ints(-1), axis=0)
     scores, order = graph.ops(
         "TopK", graph.op("Reshape", summed, shape), num_candidates, num_outputs=2, axis=-1

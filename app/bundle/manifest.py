@@ -84,7 +84,7 @@ class StateTensor(_Model):
     Attributes:
         name: graph input; the graph output is the same with the prefix ``next_``.
         kind: ``kv``, shape [H, T, D] growing with the target, written in place; or ``cell``, fixed.
-        shape: without the row axis; for ``kv`` [H, D].
+        shape: without the row axis; for ``kv`` [H, D], for ``cell`` [1, d].
         dtype: element type.
     """
 
@@ -94,9 +94,9 @@ class StateTensor(_Model):
     dtype: Literal["float32"] = "float32"
 
     @model_validator(mode="after")
-    def _keys_and_values_have_heads(self) -> StateTensor:
-        if len(self.shape) != (2 if self.kind == "kv" else 1):
-            raise ValueError("a kv tensor's shape is [H, D], a cell's is [d]")
+    def _rows_have_two_axes(self) -> StateTensor:
+        if len(self.shape) != 2 or (self.kind == "cell" and self.shape[0] != 1):
+            raise ValueError("a kv tensor's shape is [H, D], a cell's is [1, d]")
         return self
 
 
@@ -107,16 +107,20 @@ class VariantGraphs(_Model):
         encoder: source ids and mask to cross-attention keys and values.
         step: one decoder step over the whole vocabulary.
         beam_step: one decoder step of beam search, likewise; None when the bundle cannot search beams.
+        guided_step: as `beam_step`, with adjusted logits and attention; None when the bundle cannot.
         shortlist_step: one decoder step over given candidates; None without a shortlist.
         shortlist_beam_step: one decoder step of beam search over given candidates.
+        shortlist_guided_step: likewise, with adjusted logits and attention.
         candidates: candidate ids to the output projection restricted to them; None likewise.
     """
 
     encoder: FileName
     step: FileName
     beam_step: FileName | None = None
+    guided_step: FileName | None = None
     shortlist_step: FileName | None = None
     shortlist_beam_step: FileName | None = None
+    shortlist_guided_step: FileName | None = None
     candidates: FileName | None = None
 
     @property
@@ -128,8 +132,10 @@ class VariantGraphs(_Model):
                 self.encoder,
                 self.step,
                 self.beam_step,
+                self.guided_step,
                 self.shortlist_step,
                 self.shortlist_beam_step,
+                self.shortlist_guided_step,
                 self.candidates,
             )
             if name is not None
@@ -139,9 +145,10 @@ class VariantGraphs(_Model):
     def _shortlist_graphs_come_together(self) -> VariantGraphs:
         if (self.shortlist_step is None) != (self.candidates is None):
             raise ValueError("shortlist_step and candidates must be given together")
-        needs_beams = self.beam_step is not None and self.shortlist_step is not None
-        if (self.shortlist_beam_step is not None) != needs_beams:
-            raise ValueError("shortlist_beam_step goes with beam_step and shortlist_step")
+        for kind in ("beam_step", "guided_step"):
+            needed = getattr(self, kind) is not None and self.shortlist_step is not None
+            if (getattr(self, f"shortlist_{kind}") is not None) != needed:
+                raise ValueError(f"shortlist_{kind} goes with {kind} and shortlist_step")
         return self
 
 

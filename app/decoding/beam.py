@@ -20,9 +20,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from app.decoding.hypothesis import FinishReason, Hypothesis, LengthNormalisation
+import numpy as np
 
-_IMPOSSIBLE = float("-inf")
+from app.decoding.hypothesis import FinishReason, Float32Array, Hypothesis, LengthNormalisation
+
+IMPOSSIBLE = float("-inf")
+"""Score of a beam that does not go on."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,7 @@ class BeamOptions:
     """What one beam search is to do.
 
     Attributes:
-        beam_size: K, live beams, 2 to 16 (1 is greedy search).
+        beam_size: K, live beams, 1 to 16.
         num_hypotheses: finished hypotheses wanted, at most K.
         length_penalty: exponent a of the normalisation; 0 ranks by plain sums.
         normalisation: which formula a belongs to.
@@ -59,7 +62,9 @@ class BeamSearch:
         self._eos_id = eos_id
         self._options = options
         self._token_ids: list[tuple[int, ...]] = [()] * options.beam_size
-        self.scores: list[float] = [0.0, *[_IMPOSSIBLE] * (options.beam_size - 1)]
+        self._attention: list[tuple[Float32Array, ...]] = [()] * options.beam_size
+        self._num_forced = 0
+        self.scores: list[float] = [0.0, *[IMPOSSIBLE] * (options.beam_size - 1)]
         """Sum of log-probabilities of each live beam, float [K]."""
         self.parents: list[int] = list(range(options.beam_size))
         """For each live beam the beam of the step before that it continues, int [K]."""
@@ -87,27 +92,39 @@ class BeamSearch:
         """Whether `hypotheses` may be taken."""
         return self._done
 
-    def advance(self, token_ids: Sequence[int], beams: Sequence[int], scores: Sequence[float]) -> bool:
+    def advance(
+        self,
+        token_ids: Sequence[int],
+        beams: Sequence[int],
+        scores: Sequence[float],
+        attention: Float32Array | None = None,
+    ) -> bool:
         """Take the 2K best continuations, best first; say whether the search is finished.
 
         Args:
             token_ids: the proposed tokens, [2K].
             beams: the live beam each continues, [2K].
-            scores: summed log-probabilities with the proposed token, [2K].
+            scores: summed log-probabilities with the proposed token, [2K]; -inf is not allowed.
+            attention: float32 [K,S], what each live beam looked at, kept with its tokens.
         """
         options = self._options
+        looked_at = self._attention
+        if attention is not None:
+            looked_at = [(*before, attention[beam]) for beam, before in enumerate(self._attention)]
         is_last_step = self.num_decoded + 1 >= options.max_target_tokens
         replacement = options.beam_size
         kept: list[int] = []
         live_scores: list[float] = []
         for rank in range(options.beam_size):
             ends = token_ids[rank] == self._eos_id
-            if scores[rank] == _IMPOSSIBLE or not (ends or is_last_step):
+            if scores[rank] == IMPOSSIBLE or not (ends or is_last_step):
                 kept.append(rank)
                 live_scores.append(scores[rank])
                 continue
             self._best_ended = self._best_ended or rank == 0
-            self._finish(self._token_ids[beams[rank]], token_ids[rank], scores[rank], ended=ends)
+            ids = self._token_ids[beams[rank]] if ends else (*self._token_ids[beams[rank]], token_ids[rank])
+            reason = FinishReason.EOS if ends else FinishReason.LENGTH
+            self._finish(ids, scores[rank], looked_at[beams[rank]], reason)
             while replacement < len(token_ids) and token_ids[replacement] == self._eos_id:
                 replacement += 1
             if replacement < len(token_ids):
@@ -117,14 +134,34 @@ class BeamSearch:
             else:
                 # Nothing else is left, as with fewer than 2K continuations: an ended beam does not go on.
                 kept.append(rank)
-                live_scores.append(_IMPOSSIBLE)
-        none_goes_on = max(live_scores) == _IMPOSSIBLE
+                live_scores.append(IMPOSSIBLE)
+        none_goes_on = max(live_scores) == IMPOSSIBLE
         self._done = is_last_step or none_goes_on or self._has_enough()
+        if self._done and not self._finished:
+            # Nothing may follow: what there is so far is the answer.
+            best = max(range(len(self.scores)), key=self.scores.__getitem__)
+            self._finish(
+                self._token_ids[best], self.scores[best], self._attention[best], FinishReason.FORBIDDEN
+            )
         if not self._done:
+            self._attention = [looked_at[beams[rank]] for rank in kept]
             self._token_ids = [(*self._token_ids[beams[rank]], token_ids[rank]) for rank in kept]
             self.scores = live_scores
             self.parents = [beams[rank] for rank in kept]
         return self._done
+
+    def force(self, token_id: int, attention: Float32Array | None = None) -> None:
+        """Let every live beam continue with a given token, at no cost to its score.
+
+        Args:
+            token_id: not end-of-sentence.
+            attention: as for `advance`.
+        """
+        self._num_forced += 1
+        self._token_ids = [(*ids, token_id) for ids in self._token_ids]
+        self.parents = list(range(self.num_beams))
+        if attention is not None:
+            self._attention = [(*before, attention[beam]) for beam, before in enumerate(self._attention)]
 
     def hypotheses(self) -> tuple[Hypothesis, ...]:
         """The finished hypotheses, best first, at most `num_hypotheses`."""
@@ -139,13 +176,22 @@ class BeamSearch:
             return self._best_ended and len(self._finished) >= options.num_hypotheses
         return len(self._finished) >= max(1, round(options.beam_size * options.patience))
 
-    def _finish(self, prefix: tuple[int, ...], token_id: int, score: float, *, ended: bool) -> None:
+    def _finish(
+        self,
+        token_ids: tuple[int, ...],
+        score: float,
+        attention: tuple[Float32Array, ...],
+        reason: FinishReason,
+    ) -> None:
         self._finished.append(
             Hypothesis(
-                token_ids=prefix if ended else (*prefix, token_id),
+                token_ids=token_ids,
                 sum_log_probs=score,
-                finish_reason=FinishReason.EOS if ended else FinishReason.LENGTH,
+                finish_reason=reason,
                 length_penalty=self._options.length_penalty,
                 normalisation=self._options.normalisation,
+                num_forced=self._num_forced,
+                # What end-of-sentence looked at belongs to no word.
+                attention=np.stack(attention[: len(token_ids)]) if attention and token_ids else None,
             )
         )

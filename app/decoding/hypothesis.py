@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
+
+import numpy as np
+import numpy.typing as npt
+
+Float32Array = npt.NDArray[np.float32]
 
 
 class FinishReason(StrEnum):
@@ -13,6 +18,8 @@ class FinishReason(StrEnum):
     """The model chose end-of-sentence."""
     LENGTH = "length"
     """The limit on target tokens was reached; the translation may be incomplete."""
+    FORBIDDEN = "forbidden"
+    """The request forbids everything that could follow; the translation may be incomplete."""
 
 
 class LengthNormalisation(StrEnum):
@@ -36,6 +43,9 @@ class Hypothesis:
         finish_reason: why decoding ended.
         length_penalty: a, the exponent of the normalisation; 0 leaves the plain sum.
         normalisation: which formula a belongs to.
+        num_forced: tokens at the start that the request gave; the score leaves them out.
+        attention: float32 [tokens, S], what each target token was translated from, as weights over the source
+            tokens and the padding behind them; None unless asked for.
     """
 
     token_ids: tuple[int, ...]
@@ -43,6 +53,8 @@ class Hypothesis:
     finish_reason: FinishReason
     length_penalty: float = 1.0
     normalisation: LengthNormalisation = LengthNormalisation.POWER
+    num_forced: int = 0
+    attention: Float32Array | None = field(default=None, compare=False, repr=False)
 
     @property
     def num_decoded(self) -> int:
@@ -52,7 +64,7 @@ class Hypothesis:
     @property
     def score(self) -> float:
         """The normalised sum of log-probabilities; 0 is certain, less is less likely."""
-        length = max(1, self.num_decoded)
+        length = max(1, self.num_decoded - self.num_forced)
         if self.normalisation is LengthNormalisation.POWER:
             return float(self.sum_log_probs / length**self.length_penalty)
         return float(self.sum_log_probs / ((5 + length) / 6) ** self.length_penalty)

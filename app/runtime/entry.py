@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from app.decoding.greedy import GreedySearch
+from app.decoding.guided import GuidedBeamSearch
 from app.decoding.hypothesis import Hypothesis
 from app.decoding.search import Search
 from app.errors import DragomanError
-from app.runtime.runner import Int32Array
+from app.runtime.runner import Int32Array, SearchKind
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,13 @@ class Entry:
     def num_source_tokens(self) -> int:
         """Source length, end-of-sentence included: the unit of every budget."""
         return len(self.source_ids)
+
+    @property
+    def search_kind(self) -> SearchKind:
+        """Which row groups can run it."""
+        if isinstance(self.search, GreedySearch):
+            return SearchKind.GREEDY
+        return SearchKind.GUIDED if isinstance(self.search, GuidedBeamSearch) else SearchKind.BEAMS
 
     @property
     def cancelled(self) -> bool:

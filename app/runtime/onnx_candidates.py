@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import onnxruntime
 
-from app.runtime.runner import Float32Array, Int32Array
+from app.runtime.runner import Float32Array, Int32Array, Int64Array
 
 _BLOCK = 64
 """The step graph's two-stage argmax takes a multiple of this many candidates."""
@@ -67,6 +67,10 @@ class CandidateSet:
         """The row in `from_slot` now sits in `to_slot`."""
         self._rows[to_slot] = self._rows[from_slot]
         self._mask[to_slot] = self._mask[from_slot]
+
+    def columns_of(self, token_ids: Int64Array) -> Int64Array:
+        """The column of each token in the union, int64, -1 for those it lacks."""
+        return self._column_of[token_ids].astype(np.int64)
 
     def bind(self, binding: onnxruntime.IOBinding, num_rows: int) -> None:
         """Bind the candidates' inputs of the step graph for the first `num_rows` rows."""

@@ -27,6 +27,7 @@ class OnnxModel:
         step: the decoder step, over the shortlist's candidates when `candidates` is set.
         candidates: gathers the output projection for a set of candidates, or None.
         beam_step: the decoder step of beam search, likewise, or None when the bundle has none.
+        guided_step: the decoder step of guided beam search, likewise.
     """
 
     manifest: Manifest
@@ -34,6 +35,7 @@ class OnnxModel:
     step: onnxruntime.InferenceSession
     candidates: onnxruntime.InferenceSession | None
     beam_step: onnxruntime.InferenceSession | None
+    guided_step: onnxruntime.InferenceSession | None
 
 
 def load_model(bundle: Bundle, *, variant: Variant, use_shortlist: bool) -> OnnxModel:
@@ -56,21 +58,24 @@ def load_model(bundle: Bundle, *, variant: Variant, use_shortlist: bool) -> Onnx
             f"bundle {manifest.id} has no variant {variant}; it has {', '.join(sorted(manifest.variants))}"
         )
     if use_shortlist and manifest.shortlist is not None and graphs.shortlist_step and graphs.candidates:
-        step, beam_step = graphs.shortlist_step, graphs.shortlist_beam_step
         candidates = _session(bundle, graphs.candidates)
+        steps = graphs.shortlist_step, graphs.shortlist_beam_step, graphs.shortlist_guided_step
     else:
-        step, beam_step, candidates = graphs.step, graphs.beam_step, None
+        candidates = None
+        steps = graphs.step, graphs.beam_step, graphs.guided_step
+    step, beam_step, guided_step = steps
     model = OnnxModel(
         manifest=manifest,
         encoder=_session(bundle, graphs.encoder),
         step=_session(bundle, step),
         candidates=candidates,
         beam_step=None if beam_step is None else _session(bundle, beam_step),
+        guided_step=None if guided_step is None else _session(bundle, guided_step),
     )
     _check_encoder(bundle, graphs.encoder, model.encoder)
-    _check_step(bundle, step, model.step, model)
-    if beam_step is not None and model.beam_step is not None:
-        _check_step(bundle, beam_step, model.beam_step, model)
+    for name, session in zip(steps, (model.step, model.beam_step, model.guided_step), strict=True):
+        if name is not None and session is not None:
+            _check_step(bundle, name, session, model)
     return model
 
 
@@ -86,16 +91,20 @@ def _check_step(bundle: Bundle, name: str, session: onnxruntime.InferenceSession
         else (None, *state.shape)
         for state in bundle.manifest.state
     }
-    inputs = {"last_ids": (), "positions": (), "source_mask": (), **_cross_dims(bundle.manifest), **state}
+    inputs: dict[str, _Dims] = {"last_ids": (None, 1), "positions": (None,), "source_mask": (None, None)}
+    inputs |= _cross_dims(bundle.manifest) | state
     if model.candidates is not None:
         inputs |= {"candidate_ids": (), "candidate_mask": ()}
         inputs |= {output.name: () for output in model.candidates.get_outputs()}
     outputs: dict[str, _Dims] = {f"next_{key}": dims for key, dims in state.items()}
-    if session is model.beam_step:
+    if session is model.step:
+        outputs |= {"token_ids": (), "log_probs": ()}
+    else:
         inputs |= {"row_scores": (), "num_candidates": ()}
         outputs |= {"token_ids": (), "beams": (), "scores": ()}
-    else:
-        outputs |= {"token_ids": (), "log_probs": ()}
+    if session is model.guided_step:
+        inputs |= {"adjusted_columns": (None, 2), "adjusted_divisors": (), "adjusted_addends": ()}
+        outputs |= {"attention": ()}
     _require(bundle, name, session.get_inputs(), inputs)
     _require(bundle, name, session.get_outputs(), outputs)
 
@@ -135,16 +144,13 @@ def _require(
 
 
 def session_options() -> onnxruntime.SessionOptions:
-    """The options every session is loaded with; int8 graphs are exact under these alone."""
+    """The options every session is loaded with."""
     options = onnxruntime.SessionOptions()
     # One thread a call and no spinning: workers are the parallelism, and spinning threads halve
     # the throughput of two of them (docs/decisions).
     options.intra_op_num_threads = 1
     options.inter_op_num_threads = 1
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    # Without VNNI, uint8 x int8 products saturate in 16 bits and results are wrong; this turns the
-    # weights to uint8 there, whose kernel is exact. It does nothing on CPUs with VNNI.
-    options.add_session_config_entry("session.x64quantprecision", "1")
     # Unpack int8 weights of float32 graphs once at load instead of in every call.
     options.add_session_config_entry("session.disable_quant_qdq", "1")
     options.log_severity_level = 3

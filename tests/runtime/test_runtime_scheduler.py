@@ -170,7 +170,7 @@ def test_groups_with_rows_take_turns() -> None:
 
 def test_a_source_longer_than_every_group_is_refused_when_it_is_added() -> None:
     scheduler = Scheduler([RowGroup(4, 1)], max_admission_tokens=10)
-    with pytest.raises(ValueError, match=r"5 tokens.*takes 4"):
+    with pytest.raises(ValueError, match=r"5 source tokens.*takes 4"):
         scheduler.add(entry_of(5))
     assert not scheduler.has_work
 

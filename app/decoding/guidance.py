@@ -1,0 +1,81 @@
+"""What a request adds to the model's own choice of tokens. Pure.
+
+A search asks, before every step, which logits of a live beam are to be changed (`adjustments`), and the
+guided step graph changes them before they become probabilities: what is left shares all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+FORBIDDEN = -1e9
+"""Added to the logit of a token that must not be chosen."""
+
+
+class Adjustment(NamedTuple):
+    """A change to the logit of one token: ``min(x / divisor, x * divisor) + addend``."""
+
+    token_id: int
+    divisor: float
+    addend: float
+
+
+@dataclass(frozen=True)
+class Guidance:
+    """What is asked of one segment's target.
+
+    Attributes:
+        min_target_tokens: end-of-sentence is forbidden while the target would have fewer tokens, itself
+            included.
+        no_repeat_ngram_size: no sequence of so many tokens comes twice; 0 allows it.
+        repetition_penalty: at least 1; the logit of a token the target has already is divided by it, or
+            multiplied when negative (Keskar et al. 2019, section 4.1).
+        forbidden: sequences of tokens that may not occur; without end-of-sentence.
+        prefix: what the target starts with; without end-of-sentence.
+        keeps_attention: whether hypotheses tell what each token was translated from.
+    """
+
+    min_target_tokens: int = 0
+    no_repeat_ngram_size: int = 0
+    repetition_penalty: float = 1.0
+    forbidden: tuple[tuple[int, ...], ...] = ()
+    prefix: tuple[int, ...] = ()
+    keeps_attention: bool = False
+
+
+def adjustments(guidance: Guidance, token_ids: Sequence[int], *, eos_id: int) -> list[Adjustment]:
+    """What changes for the next token after the target so far; each token at most once.
+
+    Args:
+        guidance: what is asked.
+        token_ids: the target so far, prefix included.
+        eos_id: end-of-sentence.
+    """
+    forbidden = _forbidden(guidance, token_ids, eos_id)
+    changes = [Adjustment(token_id, 1.0, FORBIDDEN) for token_id in sorted(forbidden)]
+    if guidance.repetition_penalty != 1.0:
+        repeated = sorted(set(token_ids) - forbidden)
+        changes += [Adjustment(token_id, guidance.repetition_penalty, 0.0) for token_id in repeated]
+    return changes
+
+
+def _forbidden(guidance: Guidance, token_ids: Sequence[int], eos_id: int) -> set[int]:
+    tokens = tuple(token_ids)
+    forbidden = {
+        sequence[-1]
+        for sequence in guidance.forbidden
+        if len(sequence) == 1 or tokens[-len(sequence) + 1 :] == sequence[:-1]
+    }
+    if len(tokens) + 1 < guidance.min_target_tokens:
+        forbidden.add(eos_id)
+    size = guidance.no_repeat_ngram_size
+    if size and len(tokens) >= size:
+        last = tokens[len(tokens) - size + 1 :]
+        forbidden.update(
+            tokens[start + size - 1]
+            for start in range(len(tokens) - size + 1)
+            if tokens[start : start + size - 1] == last
+        )
+    return forbidden
