@@ -43,7 +43,7 @@ class Sides:
 
     def saturated(self, what: str, workload: Workload, *, beam_size: int) -> Contest:
         """Everything at once on all threads."""
-        name = f"{what}, saturated, {self.num_threads} threads"
+        name = f"{what}, saturated, {count_of_threads(self.num_threads)}"
         return self._contest(name, workload, beam_size, one_by_one=False)
 
     def _contest(self, name: str, workload: Workload, beam_size: int, *, one_by_one: bool) -> Contest:
@@ -73,6 +73,11 @@ class Sides:
             equal_tokens=workload.forced,
             their_setting=tuned.setting,
         )
+
+
+def count_of_threads(number: int) -> str:
+    """The number and its noun."""
+    return f"{number} thread{'s' if number > 1 else ''}"
 
 
 def _discard(_: object) -> None:

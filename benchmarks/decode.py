@@ -23,15 +23,15 @@ from pathlib import Path
 
 from benchmarks.breakdown import Breakdown, Setting, observe
 from benchmarks.contest import Contest, ContestResult, compete
-from benchmarks.contests import BEAM_SIZES, Sides
+from benchmarks.contests import BEAM_SIZES, Sides, count_of_threads
 from benchmarks.equal_tokens import Equality, compare_float32
 from benchmarks.gemm_peak import GemmRates, WeightType, measure_gemm
 from benchmarks.local_engine import LocalEngine
 from benchmarks.machine import Machine, num_usable_cores, this_machine
-from benchmarks.peak_share import PeakShare, peak_shares, row_counts_to_measure, shapes_to_measure
+from benchmarks.peak_share import ROW_COUNTS, PeakShare, peak_shares, shapes_to_measure
 from benchmarks.peers.ctranslate2_model import vocabulary
 from benchmarks.peers.tuning import TunedCTranslate2
-from benchmarks.report import breakdown_table, contest_table, gemm_table, peak_table, tuning_lines
+from benchmarks.report import breakdown_tables, contest_table, gemm_table, peak_table, tuning_lines
 from benchmarks.subjects import FULL, QUICK, Plan, Subject, base_subject, student_subject
 
 
@@ -89,14 +89,14 @@ def main() -> None:
         _progress("measuring the integer matrix product")
         gemm = measure_gemm(
             shapes_to_measure([subject.twins.bundle.manifest for subject in subjects]),
-            row_counts_to_measure(arguments.rows),
+            ROW_COUNTS,
         )
         _say(f"GFLOP/s of the integer matrix product, uint8 activations, one thread\n{gemm_table(gemm)}")
         breakdowns, shares = _look_inside(
             subjects, machine, gemm, num_threads=arguments.threads, max_rows=arguments.rows
         )
     _say(peak_table(shares))
-    _say("\n".join(breakdown_table(breakdown) for breakdown in breakdowns))
+    _say(breakdown_tables(breakdowns))
     elapsed_s = time.monotonic() - started_at_s
     print(f"{elapsed_s:.0f} s in all")
     if arguments.json:
@@ -149,9 +149,10 @@ def _look_inside(
     for subject, shortlist in variations:
         suffix = ", shortlist" if shortlist else ""
         _progress(f"{subject.name}{suffix}: breakdown")
-        for load, threads in (("one sentence", 1), ("saturated", 1), ("saturated", num_threads)):
+        loads = dict.fromkeys([("one sentence", 1), ("saturated", 1), ("saturated", num_threads)])
+        for load, threads in loads:
             setting = Setting(
-                name=f"greedy, {subject.name}, {load}, {threads} thread{'s' * (threads > 1)}{suffix}",
+                name=f"greedy, {subject.name}, {load}, {count_of_threads(threads)}{suffix}",
                 bundle=subject.twins.bundle,
                 workload=subject.alone if load == "one sentence" else subject.profiled,
                 use_shortlist=shortlist,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,10 +17,8 @@ from benchmarks.multiply_adds import (
     step_products,
 )
 
-ONE_SENTENCE_ROWS = 32
-"""Source tokens that the encoder sees at a time when sentences come alone: a typical sentence."""
-NEWCOMERS_ROWS = 256
-"""Source tokens that the encoder sees at a time under load: the newcomers a row group takes together."""
+ROW_COUNTS = (1, 4, 8, 16, 32, 64, 256)
+"""What the products are measured with: a step's rows, and the tokens that the encoder sees at a time."""
 
 
 @dataclass(frozen=True)
@@ -29,17 +28,18 @@ class PeakShare:
     Attributes:
         name: the setting's.
         graph: role.
+        mean_rows: tokens a call, without padding.
         achieved: GFLOP/s (two for each multiply-add of real work) of the graph's calls.
-        attainable: GFLOP/s of its matrix products alone, at their shapes and `num_rows` rows.
-        num_rows: rows `attainable` was measured with.
+        attainable: GFLOP/s of its matrix products alone, at their shapes and the measured row count
+            nearest to `mean_rows`.
         peak: GFLOP/s of the fastest shape.
     """
 
     name: str
     graph: str
+    mean_rows: float
     achieved: float
     attainable: float
-    num_rows: int
     peak: float
 
     @property
@@ -61,9 +61,9 @@ def shapes_to_measure(manifests: Sequence[Manifest]) -> list[tuple[int, int]]:
     return sorted({(product.inputs, product.outputs) for product in products})
 
 
-def row_counts_to_measure(max_rows: int) -> list[int]:
-    """Row counts of encoder and step, for one sentence and under load."""
-    return sorted({1, max_rows, ONE_SENTENCE_ROWS, NEWCOMERS_ROWS})
+def nearest_row_count(num_rows: float) -> int:
+    """The measured row count that is nearest by ratio."""
+    return min(ROW_COUNTS, key=lambda measured: abs(math.log(measured / num_rows)))
 
 
 def peak_shares(
@@ -87,19 +87,23 @@ def peak_shares(
         )
         for source, hypotheses in zip(workload.sources, observation.translations, strict=True)
     )
-    encoder_rows, step_rows = (ONE_SENTENCE_ROWS, 1) if setting.alone else (NEWCOMERS_ROWS, setting.max_rows)
-    seconds_of = {graph.graph: graph.seconds for graph in observation.breakdown.graphs}
-    return [
-        PeakShare(
-            name=setting.name,
-            graph=graph,
-            achieved=2 * adds / seconds_of[graph] / 1e9,
-            attainable=rates.of_products(products, weights, num_rows),
-            num_rows=num_rows,
-            peak=rates.best(weights),
+    graph_of = {graph.graph: graph for graph in observation.breakdown.graphs}
+    num_source_tokens = sum(len(source) for source in workload.sources)
+    shares = []
+    for name, adds, products, num_tokens in (
+        ("encoder", encoder_adds, encoder_products(manifest.sizes), num_source_tokens),
+        ("step", step_adds, step_products(manifest), observation.breakdown.num_tokens),
+    ):
+        graph = graph_of[name]
+        mean_rows = num_tokens / graph.num_calls
+        shares.append(
+            PeakShare(
+                name=setting.name,
+                graph=name,
+                mean_rows=mean_rows,
+                achieved=2 * adds / graph.seconds / 1e9,
+                attainable=rates.of_products(products, weights, nearest_row_count(mean_rows)),
+                peak=rates.best(weights),
+            )
         )
-        for graph, adds, products, num_rows in (
-            ("encoder", encoder_adds, encoder_products(manifest.sizes), encoder_rows),
-            ("step", step_adds, step_products(manifest), step_rows),
-        )
-    ]
+    return shares

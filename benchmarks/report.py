@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from benchmarks.breakdown import Breakdown
+from benchmarks.breakdown import Breakdown, GraphTime
 from benchmarks.contest import ContestResult
 from benchmarks.gemm_peak import GemmRate, GemmRates, WeightType
 from benchmarks.peak_share import PeakShare
@@ -13,21 +13,25 @@ _MAX_OPERATORS = 10
 
 
 def contest_table(results: Sequence[ContestResult]) -> str:
-    """Both sides' tokens a second and a CPU second."""
+    """Both sides' tokens a second and a CPU second, and the seconds of a run."""
     width = max((len(result.name) for result in results), default=0)
+    groups = f"{'target tokens/s':^32s}{'target tokens/CPU-s':^20s}{'wall s':^14s}{'CPU s':^14s}"
+    sides = f"{'ours':>7s}{'theirs':>7s}"
+    ratio = f"{'ratio':>6s}"
     lines = [
-        f"{'':{width}s}   target tokens/s              target tokens/CPU-s       wall s        CPU s",
-        f"{'':{width}s}   ours  peer ratio (range)       ours   peer ratio   ours   peer   ours   peer",
+        f"{'':{width}s}{groups}",
+        f"{'':{width}s}{sides}{ratio}{'range':>12s}{sides}{ratio}{sides}{sides}",
     ]
     for result in results:
         ours, theirs = result.ours, result.theirs
         least, largest = result.ratio_range
-        lines.append(
-            f"{result.name:{width}s} {ours.tokens_per_s:6.0f} {theirs.tokens_per_s:5.0f} {result.ratio:5.2f} "
-            f"({least:.2f}-{largest:.2f}) {ours.tokens_per_cpu_s:8.0f} {theirs.tokens_per_cpu_s:6.0f} "
-            f"{result.cpu_ratio:5.2f} {ours.wall_s:6.2f} {theirs.wall_s:6.2f} {ours.cpu_s:6.2f} "
-            f"{theirs.cpu_s:6.2f}"
-        )
+        cells = [
+            f"{ours.tokens_per_s:7.0f}{theirs.tokens_per_s:7.0f}{result.ratio:6.2f}",
+            f"{f'{least:.2f}-{largest:.2f}':>12s}",
+            f"{ours.tokens_per_cpu_s:7.0f}{theirs.tokens_per_cpu_s:7.0f}{result.cpu_ratio:6.2f}",
+            f"{ours.wall_s:7.2f}{theirs.wall_s:7.2f}{ours.cpu_s:7.2f}{theirs.cpu_s:7.2f}",
+        ]
+        lines.append(f"{result.name:{width}s}{''.join(cells)}")
     return "\n".join(lines)
 
 
@@ -49,13 +53,30 @@ def gemm_table(rates: GemmRates) -> str:
 
 def peak_table(shares: Sequence[PeakShare]) -> str:
     """What encoder and step reach of the products' rate."""
-    lines = [f"{'GFLOP/s on one thread':52s} achieved  products (rows) share    peak share"]
-    lines += [
-        f"{f'{share.name}: {share.graph}':52s} {share.achieved:8.1f} {share.attainable:9.1f} "
-        f"({share.num_rows:4d}) {share.share_of_attainable:5.0%} {share.peak:7.1f} {share.share_of_peak:5.0%}"
-        for share in shares
+    width = max((len(f"{share.name}: {share.graph}") for share in shares), default=0)
+    headings = ("rows", "achieved", "products", "share", "peak", "share")
+    lines = [
+        "Real work, in GFLOP/s of one thread, beside the matrix products alone at the same number of rows",
+        f"{'':{width}s}" + "".join(f"{heading:>9s}" for heading in headings),
     ]
+    for share in shares:
+        cells = [
+            f"{share.mean_rows:9.1f}{share.achieved:9.1f}",
+            f"{share.attainable:9.1f}{share.share_of_attainable:9.0%}",
+            f"{share.peak:9.1f}{share.share_of_peak:9.0%}",
+        ]
+        lines.append(f"{f'{share.name}: {share.graph}':{width}s}{''.join(cells)}")
     return "\n".join(lines)
+
+
+def breakdown_tables(breakdowns: Iterable[Breakdown]) -> str:
+    """All breakdowns, and how to read them."""
+    reading = (
+        "Seconds are from a run without the profiler. Operators' shares are from a second run with it; it\n"
+        "adds a little to every node, so the shares of small nodes in small steps are too high. Outside of\n"
+        "graph calls is Python and, with several threads, waiting for its lock; some of that is in the calls."
+    )
+    return "\n".join([reading, *map(breakdown_table, breakdowns)])
 
 
 def breakdown_table(breakdown: Breakdown) -> str:
@@ -69,11 +90,16 @@ def breakdown_table(breakdown: Breakdown) -> str:
             f"  {graph.graph}: {graph.seconds:.2f} s, {graph.num_calls} calls, "
             f"{graph.seconds / graph.num_calls * 1e3:.2f} ms each"
         )
-        operators = sorted(graph.by_operator_s.items(), key=lambda item: -item[1])
-        shown = [f"{name} {seconds / graph.seconds:.0%}" for name, seconds in operators[:_MAX_OPERATORS]]
-        rest = sum(seconds for _, seconds in operators[_MAX_OPERATORS:])
-        lines.append(f"    {', '.join(shown)}, all others {rest / graph.seconds:.0%}")
+        if graph.by_operator_s:
+            lines.append(f"    {_operators(graph)}")
     return "\n".join(lines)
+
+
+def _operators(graph: GraphTime) -> str:
+    operators = sorted(graph.by_operator_s.items(), key=lambda item: -item[1])
+    shown = [f"{name} {seconds / graph.seconds:.0%}" for name, seconds in operators[:_MAX_OPERATORS]]
+    rest = sum(seconds for _, seconds in operators[_MAX_OPERATORS:])
+    return f"{', '.join(shown)}, all others {rest / graph.seconds:.0%}"
 
 
 def _kind(rate: GemmRate) -> tuple[WeightType, int, int]:

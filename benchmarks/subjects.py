@@ -42,14 +42,14 @@ class Plan:
 
 
 QUICK = Plan(
-    num_sentences=200,
+    num_sentences=160,
     num_alone=12,
     num_rounds=3,
     num_forced=64,
     num_mix_blocks=2,
     num_forced_alone=4,
-    num_compared=50,
-    num_profiled=128,
+    num_compared=32,
+    num_profiled=96,
 )
 FULL = Plan(
     num_sentences=None,

@@ -58,7 +58,7 @@ class TunedCTranslate2:
         best: tuple[float, CTranslate2Process, int] | None = None
         tried: list[str] = []
         for process in self._processes:
-            for batch_size in [1] if job.one_by_one else batch_sizes:
+            for batch_size in worth_trying(job, batch_sizes):
                 number = process.prepare(job.with_batch_size(batch_size))
                 rate = _rate(process.run(number))
                 isa = process.environment.get(_FORCE_ISA, "default ISA")
@@ -69,10 +69,17 @@ class TunedCTranslate2:
                     best = rate, process, number
                 else:
                     process.forget(number)
-        if best is None:
-            raise ValueError("there is no batch size to try")
+        assert best is not None  # there is always a process, and a size worth trying
         _, chosen, chosen_number = best
         return TunedJob(lambda: chosen.run(chosen_number), "; ".join(tried))
+
+
+def worth_trying(job: PeerJob, batch_sizes: Sequence[int]) -> list[int]:
+    """Batch sizes that give every replica a batch; the smallest if none does, and 1 for one by one."""
+    if job.one_by_one:
+        return [1]
+    num_sentences = sum(len(batch.tokens) for batch in job.batches)
+    return [size for size in batch_sizes if size * job.num_threads <= num_sentences] or [min(batch_sizes)]
 
 
 def _rate(run: Run) -> float:

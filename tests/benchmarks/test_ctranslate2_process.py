@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks.peers.ctranslate2_process import PreparedJobs, peer_job
+from benchmarks.peers.tuning import worth_trying
 from benchmarks.workload import Workload
 
 PIECES = ["</s>", "<unk>", "a", "b", "c"]
@@ -76,3 +77,10 @@ def test_a_translator_is_loaded_once_for_all_jobs_of_a_model():
     for _ in range(3):
         jobs.answer({"forget": jobs.answer({"prepare": prepared})["job"]})
     assert loaded == [("model", 2)]
+
+
+def test_batches_are_tried_only_as_large_as_leave_one_for_every_replica():
+    hundred = Workload([[2, 0]] * 100, [5] * 100)
+    assert worth_trying(job(hundred, one_by_one=False), (8, 32, 50, 64)) == [8, 32, 50]
+    assert worth_trying(job(hundred, one_by_one=False), (64, 128)) == [64]
+    assert worth_trying(job(hundred, one_by_one=True), (8, 32)) == [1]

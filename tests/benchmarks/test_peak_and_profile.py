@@ -6,6 +6,7 @@ from benchmarks.breakdown import scaled
 from benchmarks.gemm_peak import GemmRate, GemmRates, measure_gemm
 from benchmarks.machine import has_vnni
 from benchmarks.multiply_adds import MatrixProduct
+from benchmarks.peak_share import nearest_row_count
 from benchmarks.watched_model import CallTimes, seconds_by_operator
 
 RATES = GemmRates(
@@ -81,3 +82,10 @@ def test_call_times_add_up_by_graph_and_start_anew_when_cleared():
 )
 def test_vnni_is_read_from_the_cpus_flags(flags, expected):
     assert has_vnni(flags) is expected
+
+
+@pytest.mark.parametrize(
+    ("rows", "nearest"), [(0.9, 1), (1.0, 1), (5.5, 4), (6.0, 8), (25.0, 32), (4000.0, 256)]
+)
+def test_products_are_compared_at_the_measured_row_count_nearest_by_ratio(rows, nearest):
+    assert nearest_row_count(rows) == nearest
