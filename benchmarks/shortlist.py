@@ -221,13 +221,10 @@ def main() -> None:
     ]
     print(f"\n| list | MB | a sentence | 32 together | {' | '.join(columns)} |")
     print("|---" * (4 + len(columns)) + "|")
-    rows = [{"name": "none", "effects": {s.name: asdict(s.without_list()) for s in subjects}}]
-    print(
-        _row(
-            Sizes("none", 0, tokenizer.vocabulary_size, tokenizer.vocabulary_size, 0),
-            [s.without_list() for s in subjects],
-        )
-    )
+    full = [subject.without_list() for subject in subjects]
+    everything = Sizes("none", 0, tokenizer.vocabulary_size, tokenizer.vocabulary_size, 0)
+    print(_row(everything, full), flush=True)
+    rows = [_record(everything, subjects, full)]
     options = [
         ShortlistOptions(
             num_frequent=int(num_frequent),
@@ -252,10 +249,14 @@ def main() -> None:
         sizes = sizes_of(name, shortlist, sources)
         effects = [subject.with_list(shortlist, decode=not arguments.no_scores) for subject in subjects]
         print(_row(sizes, effects), flush=True)
-        named = {subject.name: asdict(effect) for subject, effect in zip(subjects, effects, strict=True)}
-        rows.append(asdict(sizes) | {"effects": named})
+        rows.append(_record(sizes, subjects, effects))
     if arguments.json:
         arguments.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+
+
+def _record(sizes: Sizes, subjects: Sequence[Subject], effects: Sequence[Effect]) -> dict[str, object]:
+    named = {subject.name: asdict(effect) for subject, effect in zip(subjects, effects, strict=True)}
+    return asdict(sizes) | {"effects": named}
 
 
 def _row(sizes: Sizes, effects: Sequence[Effect]) -> str:

@@ -171,8 +171,7 @@ def lexical_table(
     """
     forward = _trained(pairs, swapped=False, progress=progress)
     backward = _trained(pairs, swapped=True, progress=progress)
-    progress("joining both directions")
-    links = _links(pairs, _symmetrized(forward, backward), vocabulary_size)
+    links = _links(pairs, _symmetrized(forward, backward), vocabulary_size, progress)
     keys, counts = np.unique(links, return_counts=True)
     return LexicalTable(
         sources=(keys // vocabulary_size).astype(np.int32),
@@ -195,14 +194,14 @@ def _trained(pairs: TokenPairs, *, swapped: bool, progress: Progress) -> Eflomal
     model.num_samplers = 1
     model.deterministic = True
     model.emit_training_alignments = True
+    direction = "target to source" if swapped else "source to target"
+    progress(f"aligning {direction}: preparing {len(pairs):,} pairs")
     # The library takes words; a token's word is its id in digits.
     word_of = _Words()
     for source, target in pairs:
         if swapped:
             source, target = target, source
         model.add_sentence_pair([word_of[i] for i in source], [word_of[i] for i in target])
-    direction = "target to source" if swapped else "source to target"
-    progress(f"aligning {direction}: preparing {len(pairs):,} pairs")
     model.start_training()
     for sweep in range(1, model.scheduled_iterations + 1):
         progress(f"aligning {direction}: sweep {sweep} of {model.scheduled_iterations}")
@@ -230,10 +229,14 @@ def _symmetrized(
     return model
 
 
-def _links(pairs: TokenPairs, model: SymmetrizedAlignmentModel, vocabulary_size: int) -> Int64Array:
+def _links(
+    pairs: TokenPairs, model: SymmetrizedAlignmentModel, vocabulary_size: int, progress: Progress
+) -> Int64Array:
     """int64, ``source id * V + target id`` of every link of every pair."""
     parts = []
     for n in range(len(pairs)):
+        if n % _REPORT_EVERY_PAIRS == 0:
+            progress(f"joining both directions: {n:,} of {len(pairs):,} pairs")
         rows, columns = model.get_training_alignment(n)[1].to_numpy().nonzero()
         sources = pairs.source_ids[pairs.source_offsets[n] + rows].astype(np.int64)
         parts.append(sources * vocabulary_size + pairs.target_ids[pairs.target_offsets[n] + columns])

@@ -36,9 +36,12 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("exported")
-    for name, shortlist in (("with", True), ("without", False)):
-        export_bundle(tiny_checkpoint(shortlist=shortlist), folder / name, tiny_options(name, ("cpu-fp32",)))
-    torch.set_num_threads(num_threads)
+    try:
+        for name, shortlist in (("with", True), ("without", False)):
+            checkpoint = tiny_checkpoint(shortlist=shortlist)
+            export_bundle(checkpoint, folder / name, tiny_options(name, ("cpu-fp32",)))
+    finally:
+        torch.set_num_threads(num_threads)
     return folder
 
 
