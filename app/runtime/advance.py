@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -41,10 +42,11 @@ def _advance_greedy(runner: ModelRunner, group: int, entries: Sequence[Entry]) -
         np.array([search.num_decoded for search in searches], dtype=np.int64),
     )
     _check_shapes((len(entries),), token_ids=output.token_ids, log_probs=output.log_probs)
-    if not np.isfinite(output.log_probs).all():
+    token_ids, log_probs = output.token_ids.tolist(), output.log_probs.tolist()
+    if not math.isfinite(sum(log_probs)):  # one that is not makes the sum likewise
         raise ValueError("the step returned a log-probability that is not a finite number")
-    _check_range("token", output.token_ids, runner.vocabulary_size)
-    chosen = zip(entries, searches, output.token_ids.tolist(), output.log_probs.tolist(), strict=True)
+    _check_range("token", token_ids, runner.vocabulary_size)
+    chosen = zip(entries, searches, token_ids, log_probs, strict=True)
     return [entry for entry, search, token_id, log_prob in chosen if search.advance(token_id, log_prob)]
 
 
@@ -69,8 +71,8 @@ def _advance_beams(runner: ModelRunner, group: int, entries: Sequence[Entry]) ->
     # The best continuation always can be.
     if not (np.isfinite(output.scores[:, 0]).all() and (output.scores < np.inf).all()):
         raise ValueError("the step returned a score that is not a number, or none that can be")
-    _check_range("token", output.token_ids, runner.vocabulary_size)
-    _check_range("beam", output.beams, num_beams)
+    _check_range("token", output.token_ids.ravel().tolist(), runner.vocabulary_size)
+    _check_range("beam", output.beams.ravel().tolist(), num_beams)
     scores = np.where(output.scores < _NOT_ALLOWED, IMPOSSIBLE, output.scores)
     attention: Iterable[Float32Array | None] = itertools.repeat(None, len(entries))
     if is_guided:
@@ -111,7 +113,8 @@ def _check_shapes(expected: tuple[int, ...], **arrays: npt.NDArray[np.generic]) 
             raise ValueError(f"the step returned {name} {array.shape}; expected {expected}")
 
 
-def _check_range(what: str, ids: npt.NDArray[np.int64], limit: int) -> None:
+def _check_range(what: str, ids: Sequence[int], limit: int) -> None:
     """A wrong id would surface as a wrong translation."""
-    if ids.min() < 0 or ids.max() >= limit:
-        raise ValueError(f"the step chose {what} {ids.min()} or {ids.max()}; there are {limit}")
+    lowest, highest = min(ids), max(ids)
+    if lowest < 0 or highest >= limit:
+        raise ValueError(f"the step chose {what} {lowest} or {highest}; there are {limit}")

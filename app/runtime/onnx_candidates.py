@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnxruntime
@@ -83,25 +83,32 @@ class CandidateSet:
 
     def _rebuild(self, rows: Mapping[int, Int32Array]) -> None:
         """Make the union of the rows' candidates; nothing changes when the graph call fails."""
-        wanted = np.zeros(len(self._column_of), dtype=bool)
-        for ids in rows.values():
-            wanted[ids] = True
-        union = np.flatnonzero(wanted)
-        column_of = np.full(len(self._column_of), -1, dtype=np.int32)
-        column_of[union] = np.arange(len(union), dtype=np.int32)
+        union = _union(list(rows.values()), len(self._column_of))
         padding = max(-len(union) % _BLOCK, self._min_columns - len(union))
-        union_ids = np.concatenate([union, np.full(padding, union[0])])
-        mask = np.full((self._max_rows, len(union_ids)), _DISALLOWED, dtype=np.float32)
-        for slot, ids in rows.items():
-            _allow(mask[slot], column_of[ids])
+        union_ids = np.concatenate([union, np.full(padding, union[0])]).astype(np.int64)
         binding = self._session.io_binding()
         binding.bind_ortvalue_input("candidate_ids", onnxruntime.OrtValue.ortvalue_from_numpy(union_ids))
         for name in self._output_names:
             binding.bind_output(name, "cpu")
         self._session.run_with_iobinding(binding)
         self._projection = binding.get_outputs()
-        self._rows, self._column_of, self._ids, self._mask = dict(rows), column_of, union_ids, mask
+        self._column_of[self._ids] = -1
+        self._column_of[union] = np.arange(len(union), dtype=np.int32)
+        self._rows, self._ids = dict(rows), union_ids
+        self._mask = np.empty((self._max_rows, len(union_ids)), dtype=np.float32)
+        for slot, ids in rows.items():
+            _allow(self._mask[slot], self._column_of[ids])
         self.version += 1
+
+
+def _union(lists: Sequence[Int32Array], vocabulary_size: int) -> Int32Array:
+    """The ids in any of the sorted lists, sorted."""
+    if len(lists) == 1:
+        return lists[0]
+    wanted = np.zeros(vocabulary_size, dtype=bool)
+    for ids in lists:
+        wanted[ids] = True
+    return np.flatnonzero(wanted).astype(np.int32)
 
 
 def _allow(mask: Float32Array, columns: Int32Array) -> None:
