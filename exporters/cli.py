@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Annotated, Optional, get_args
@@ -123,8 +124,8 @@ def record_quality_command(
 @app.command("shortlist")
 def shortlist_command(
     text: Annotated[
-        Path,
-        typer.Argument(help="Parallel text: a tab-separated table, plain, .gz or .zst; or its source side."),
+        list[Path],
+        typer.Argument(help="Parallel text: tab-separated tables, plain, .gz or .zst; or one source side."),
     ],
     bundle: Annotated[
         Optional[Path],  # noqa: UP045
@@ -167,17 +168,25 @@ def shortlist_command(
         int, typer.Option(min=1, help="Read so many pairs; 700,000 take 10 minutes and 3 GB.")
     ] = DEFAULT_MAX_PAIRS,
 ) -> None:
-    """Make a lexical shortlist from parallel text, for a bundle or as a file."""
+    """Make a lexical shortlist from parallel text, for a bundle or as a file.
+
+    The text should be like what will be translated, and its target side the model's own translations
+    (`dragoman translate` of source text, without a shortlist): what a list lacks, the model cannot say.
+    """
     options = ShortlistOptions(
         num_frequent=frequent, num_best=best, min_probability=min_probability, copies=copies
     )
-    pairs = ParallelText(
-        text, target_path=target_text, source_column=source_column, target_column=target_column
-    ).pairs()
+    if target_text is not None and len(text) > 1:
+        raise InvalidOption(f"--target-text goes with one TEXT, {len(text)} are given; join the files")
+    texts = [
+        ParallelText(path, target_path=target_text, source_column=source_column, target_column=target_column)
+        for path in text
+    ]
     if out is not None and (out.exists() or not out.parent.is_dir()):
         raise InvalidOption(f"--out {out} exists, or its folder does not; name a new file")
     pieces = _pieces(bundle, tokenizer, eos_id, replaces=out is None)
     with _console.status("reading") as status:
+        pairs = itertools.chain.from_iterable(part.pairs() for part in texts)
         trained = train_shortlist(
             pairs, pieces, options, max_tokens=max_tokens, max_pairs=max_pairs, progress=status.update
         )

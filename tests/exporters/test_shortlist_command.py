@@ -155,6 +155,13 @@ def test_two_files_are_taken_with_target_text(spm: Path, tmp_path: Path) -> None
     assert "aligned 2 pairs" in words
 
 
+def test_several_tables_are_read_one_after_the_other(table: Path, spm: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.tsv"
+    other.write_text("abc\tfg\n")
+    words = run(table, other, "--tokenizer", spm, "--out", tmp_path / "list")
+    assert "aligned 61 pairs" in words
+
+
 def test_mistakes_are_named_before_any_alignment(
     bundle: Path, table: Path, spm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,6 +179,7 @@ def test_mistakes_are_named_before_any_alignment(
         ([table, "--tokenizer", spm, "--out", tmp_path / "no" / "list"], "exists, or its folder does not"),
         ([table, "--bundle", bundle, "--best", 0], "best targets is 0"),
         ([table, "--bundle", bundle, "--source-column", 2], "both column 2"),
+        ([table, table, "--bundle", bundle, "--target-text", table], "2 are given"),
     ):
         with pytest.raises(InvalidOption, match=words):
             run(*arguments)
