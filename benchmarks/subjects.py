@@ -42,7 +42,7 @@ class Plan:
 
 
 QUICK = Plan(
-    num_sentences=160,
+    num_sentences=128,
     num_alone=12,
     num_rounds=3,
     num_forced=64,
