@@ -27,6 +27,7 @@ LAYERS = {
     "app.runtime.events": 1,
     "app.runtime.request": 1,
     "app.runtime.preparation": 1,
+    "app.runtime.guidance_of_request": 1,
     "app.runtime": 2,
     "app.observability": 2,
     "app.runtime.admission": 1,
@@ -41,7 +42,12 @@ LAYERS = {
 ONLY_IN = {
     "torch": ("model", "exporters"),
     "onnx": ("exporters",),
-    "onnxruntime": ("app.runtime.onnx_model", "app.runtime.onnx_runner", "app.runtime.onnx_candidates"),
+    "onnxruntime": (
+        "app.runtime.onnx_model",
+        "app.runtime.onnx_runner",
+        "app.runtime.onnx_buffers",
+        "app.runtime.onnx_candidates",
+    ),
     "threading": ("app.runtime.worker", "app.observability"),
     "_thread": (),
     "multiprocessing": (),

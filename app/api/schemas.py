@@ -6,7 +6,15 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field
 
-from app.decoding.options import MAX_BEAM_SIZE, MAX_TARGET_TOKENS_LIMIT
+from app.decoding.options import (
+    MAX_BEAM_SIZE,
+    MAX_FORBIDDEN_CHARACTERS,
+    MAX_FORBIDDEN_PHRASES,
+    MAX_NGRAM_SIZE,
+    MAX_REPETITION_PENALTY,
+    MAX_TARGET_RATIO_LIMIT,
+    MAX_TARGET_TOKENS_LIMIT,
+)
 
 
 class _Body(BaseModel):
@@ -25,8 +33,21 @@ class OptionsBody(_Body):
     max_target_ratio: float | None = Field(
         default=None,
         ge=0.1,
-        le=10,
+        le=MAX_TARGET_RATIO_LIMIT,
         description="Most target tokens per source token of a segment; null takes the model's default.",
+    )
+    min_target_tokens: int = Field(
+        default=0,
+        ge=0,
+        le=MAX_TARGET_TOKENS_LIMIT,
+        description="Fewest target tokens of a segment, end-of-sentence included; 0: none. Raises the "
+        "limit of the model's default ratio; a max_ option that the request names comes before it.",
+    )
+    min_target_ratio: float = Field(
+        default=0.0,
+        ge=0,
+        le=MAX_TARGET_RATIO_LIMIT,
+        description="Fewest target tokens per source token of a segment; 0: none.",
     )
     beam_size: int = Field(default=1, ge=1, le=MAX_BEAM_SIZE, description="Live beams; 1 is greedy search.")
     num_hypotheses: int = Field(
@@ -43,6 +64,34 @@ class OptionsBody(_Body):
     )
     patience: float = Field(
         default=1.0, ge=1, le=10, description="Beam search ends after beam_size x patience hypotheses."
+    )
+    no_repeat_ngram_size: int = Field(
+        default=0,
+        ge=0,
+        le=MAX_NGRAM_SIZE,
+        description="No sequence of so many tokens comes twice in a segment's translation; 0: off.",
+    )
+    repetition_penalty: float = Field(
+        default=1.0,
+        ge=1,
+        le=MAX_REPETITION_PENALTY,
+        description="Tokens a segment's translation has already become less likely: their logits are "
+        "divided by it, or multiplied when negative; 1: off.",
+    )
+    forbidden: Annotated[list[Annotated[str, Field(max_length=MAX_FORBIDDEN_CHARACTERS)]], FailFast()] = (
+        Field(
+            default=[],
+            max_length=MAX_FORBIDDEN_PHRASES,
+            description="Phrases that no translation may contain where a word starts, in whatever tokens the "
+            "model spells them; words that begin with one and go on in further tokens are forbidden too. "
+            "Other cases of the letters, and the phrase inside a word or right behind a bracket or quotation "
+            "mark, are not: list them as well.",
+        )
+    )
+    alignment: bool = Field(
+        default=False,
+        description="Tell for each segment which source tokens each target token was made from. For "
+        "requests of up to 20,000 characters.",
     )
 
 
@@ -62,6 +111,12 @@ class TranslateBody(_Body):
     source: str = Field(description="BCP-47 code of the source language, in any case; en-GB also finds en.")
     target: str = Field(description="BCP-47 code of the target language, in any case; pt-BR also finds pt.")
     options: OptionsBody = Field(default_factory=OptionsBody, description="Decoding options.")
+    target_prefixes: Annotated[list[str], FailFast()] = Field(
+        default=[],
+        description="None at all, or one for each text: what the translation of the text's first segment "
+        "starts with, byte for byte; empty leaves it free. The model may go on within its last word; a space "
+        "at the end says that the word is complete. A text without words takes an empty one only.",
+    )
 
 
 class AlternativeAnswer(_Body):
@@ -71,20 +126,41 @@ class AlternativeAnswer(_Body):
     score: float = Field(description="As the segment's.")
 
 
+class AlignmentAnswer(_Body):
+    """What each target token was made from: the decoder's attention to the source."""
+
+    source_tokens: list[str] = Field(
+        description="Pieces of the source, the final end-of-sentence included; U+2581 stands for a space."
+    )
+    target_tokens: list[str] = Field(description="Pieces of the translation, without end-of-sentence.")
+    weights: list[list[float]] = Field(
+        description="For each target token one weight for each source token, to 4 digits; a row adds up to 1."
+    )
+
+
 class SegmentAnswer(_Body):
     """One segment, the unit of translation."""
 
     source: str = Field(description="The segment, a slice of the text.")
     target: str = Field(description="Its translation.")
     num_source_tokens: int = Field(description="Source tokens, end-of-sentence included.")
-    num_target_tokens: int = Field(description="Decoded tokens, end-of-sentence included.")
-    score: float = Field(
-        description="Natural log-probability, normalised by length as the options say; 0 is certain. Equal "
-        "up to the rounding of float32 whatever else is translated at the time."
+    num_target_tokens: int = Field(
+        description="Tokens of the translation, a target prefix and a chosen end-of-sentence included."
     )
-    finish_reason: str = Field(description="eos, or length when the limit on target tokens was reached.")
+    score: float = Field(
+        description="Natural log-probability, normalised by length as the options say; 0 is certain. A "
+        "target prefix does not count. Equal up to the rounding of float32 whatever else is translated at "
+        "the time."
+    )
+    finish_reason: str = Field(
+        description="eos; length when the limit on target tokens was reached; forbidden when the options "
+        "forbid everything that could follow."
+    )
     alternatives: list[AlternativeAnswer] = Field(
         description="Further hypotheses, best first; empty unless num_hypotheses is above 1."
+    )
+    alignment: AlignmentAnswer | None = Field(
+        default=None, description="Of the translation, not of its alternatives; null unless asked for."
     )
 
 
@@ -133,6 +209,7 @@ class TranslateAnswer(_Body):
                                 "score": -0.08,
                                 "finish_reason": "eos",
                                 "alternatives": [],
+                                "alignment": None,
                             }
                         ],
                         "warnings": [],

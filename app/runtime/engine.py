@@ -12,17 +12,18 @@ from typing import TypeVar
 from app.bundle import Bundle, Variant
 from app.decoding.options import DecodingOptions
 from app.decoding.search import make_search
-from app.errors import DragomanError, InvalidOption, ShuttingDown
+from app.errors import DragomanError, ShuttingDown
 from app.runtime.admission import Admission, Ticket
 from app.runtime.entry import Entry, Outcome
 from app.runtime.events import RuntimeObserver, SilentObserver
+from app.runtime.guidance_of_request import TargetPlan
 from app.runtime.lane import Lane
 from app.runtime.pairs import PairTable
-from app.runtime.preparation import PreparedSegment, PreparedText, assemble, prepare
-from app.runtime.request import PairInfo, TextResult, Timings, TranslationRequest, TranslationResult
+from app.runtime.preparation import PreparedSegment
+from app.runtime.request import PairInfo, Timings, TranslationRequest, TranslationResult
 from app.runtime.served_model import ServedModel, load_served_model
 from app.runtime.worker import Worker
-from app.text import Tokenizer, check_text
+from app.text import check_text
 
 Result = TypeVar("Result")
 
@@ -49,7 +50,7 @@ class EngineOptions:
     num_workers: int
     max_waiting_tokens: int = 131_072
     max_admission_tokens: int = 1024
-    max_rows: int = 32
+    max_rows: int = 64
     use_shortlist: bool = True
 
 
@@ -221,28 +222,25 @@ class Engine:
         if self._draining:
             raise ShuttingDown("the service is shutting down; send the request to another instance")
         model = self._models[self.check_pair(request.source, request.target).model]
-        if request.options.beam_size > model.max_beam_size:
-            raise InvalidOption(
-                f"beam_size is {request.options.beam_size}; bundle {model.id} can search at most "
-                f"{model.max_beam_size} beams. Use fewer, or export the bundle again with this version"
-            )
+        model.check_request(request)
         for index, text in enumerate(request.texts):
             check_text(text, name=f"text {index}")
         num_characters = sum(map(len, request.texts))
+        # To spell phrases takes longer than to tokenise a text.
+        is_short = num_characters <= _INLINE_CHARACTERS and not request.options.forbidden
         num_beams = request.options.beam_size
         estimate = num_characters // _CHARACTERS_PER_TOKEN + len(request.texts)
         ticket = Ticket(self._admission, estimate * num_beams)
         self._enter()
         try:
-            prepared = await _off_loop(
-                num_characters, lambda: [self._prepare(model, text, request.source) for text in request.texts]
-            )
+            prepared, plans = await _off_loop(lambda: model.prepare(request), inline=is_short)
             ticket.correct(sum(text.num_tokens for text in prepared) * num_beams)
             segments = [segment for text in prepared for segment in text.segments]
-            outcomes = await self._decode(model, segments, request.options, ticket)
-            texts = await _off_loop(
-                num_characters, lambda: _assemble_all(prepared, outcomes, model.tokenizer)
-            )
+            outcomes = await self._decode(model, segments, plans, request.options, ticket)
+            hypotheses = [
+                outcome.result for outcome in outcomes if not isinstance(outcome.result, DragomanError)
+            ]
+            texts = await _off_loop(lambda: model.assemble(request, prepared, hypotheses), inline=is_short)
         finally:
             ticket.close()
             self._leave()
@@ -265,20 +263,11 @@ class Engine:
         if not self._num_requests:
             self._idle.set()
 
-    @staticmethod
-    def _prepare(model: ServedModel, text: str, language: str) -> PreparedText:
-        return prepare(
-            text,
-            language=language,
-            tokenizer=model.tokenizer,
-            max_source_tokens=model.max_source_tokens,
-            shortlist=model.shortlist,
-        )
-
     async def _decode(
         self,
         model: ServedModel,
         segments: Sequence[PreparedSegment],
+        plans: Sequence[TargetPlan],
         options: DecodingOptions,
         ticket: Ticket,
     ) -> list[Outcome]:
@@ -307,11 +296,10 @@ class Engine:
 
         entries: list[Entry] = []
         try:
-            for index, segment in enumerate(segments):
+            for index, (segment, plan) in enumerate(zip(segments, plans, strict=True)):
                 worker_index = self._least_busy_worker()
-                entry = self._entry(
-                    model, segment, options, functools.partial(_post, loop, receive, index, worker_index)
-                )
+                deliver = functools.partial(_post, loop, receive, index, worker_index)
+                entry = self._entry(model, segment, plan, options, deliver)
                 self._workers[worker_index].submit(model.id, entry)
                 self._tokens_of_worker[worker_index] += entry.num_source_tokens
                 entries.append(entry)
@@ -336,16 +324,20 @@ class Engine:
         self,
         model: ServedModel,
         segment: PreparedSegment,
+        plan: TargetPlan,
         options: DecodingOptions,
         deliver: Callable[[Outcome], None],
     ) -> Entry:
-        limit = options.target_limit(
-            len(segment.source_ids), default_ratio=model.max_target_ratio, model_limit=model.max_target_tokens
+        search = make_search(
+            options,
+            eos_id=model.eos_id,
+            max_target_tokens=plan.max_target_tokens,
+            guidance=plan.guidance,
         )
         return Entry(
             segment.source_ids,
-            make_search(options, eos_id=model.eos_id, max_target_tokens=limit),
-            max_target_tokens=limit,
+            search,
+            max_target_tokens=plan.max_target_tokens,
             submitted_at_s=self._clock(),
             deliver=deliver,
             candidates=segment.candidates,
@@ -367,14 +359,5 @@ def _post(
             raise
 
 
-async def _off_loop(num_characters: int, work: Callable[[], Result]) -> Result:
-    return work() if num_characters <= _INLINE_CHARACTERS else await asyncio.to_thread(work)
-
-
-def _assemble_all(
-    prepared: Sequence[PreparedText], outcomes: Sequence[Outcome], tokenizer: Tokenizer
-) -> list[TextResult]:
-    hypotheses = iter(
-        [outcome.result for outcome in outcomes if not isinstance(outcome.result, DragomanError)]
-    )
-    return [assemble(text, [next(hypotheses) for _ in text.segments], tokenizer) for text in prepared]
+async def _off_loop(work: Callable[[], Result], *, inline: bool) -> Result:
+    return work() if inline else await asyncio.to_thread(work)

@@ -5,9 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from app.decoding.hypothesis import FinishReason, Hypothesis
 from app.decoding.shortlist import Shortlist
-from app.runtime.request import Alternative, SegmentResult, TextResult, TranslationWarning, WarningCode
+from app.runtime.request import (
+    Alignment,
+    Alternative,
+    SegmentResult,
+    TextResult,
+    TranslationWarning,
+    WarningCode,
+)
 from app.runtime.runner import Int32Array
 from app.text import SegmentedText, Tokenizer, split, wrap
 
@@ -125,7 +134,11 @@ def _unknown_character_warnings(
 
 
 def assemble(
-    prepared: PreparedText, hypotheses: Sequence[Sequence[Hypothesis]], tokenizer: Tokenizer
+    prepared: PreparedText,
+    hypotheses: Sequence[Sequence[Hypothesis]],
+    tokenizer: Tokenizer,
+    *,
+    with_alignment: bool = False,
 ) -> TextResult:
     """Detokenise and put the translations into the text's gaps.
 
@@ -133,6 +146,7 @@ def assemble(
         prepared: the text.
         hypotheses: for each segment, in order, its hypotheses, best first, at least one.
         tokenizer: the model's.
+        with_alignment: whether the best hypotheses kept their attention, to be told.
     """
     best = [ranked[0] for ranked in hypotheses]
     targets = tokenizer.decode_batch([hypothesis.token_ids for hypothesis in best])
@@ -146,27 +160,48 @@ def assemble(
             score=hypothesis.score,
             finish_reason=hypothesis.finish_reason,
             alternatives=others,
+            alignment=_alignment(segment, hypothesis, tokenizer) if with_alignment else None,
         )
         for segment, hypothesis, target, others in zip(
             prepared.segments, best, targets, alternatives, strict=True
         )
     )
-    warnings = list(prepared.warnings)
-    for index, hypothesis in enumerate(best):
-        if hypothesis.finish_reason is FinishReason.LENGTH:
-            warnings.append(
-                TranslationWarning(
-                    WarningCode.TARGET_TRUNCATED,
-                    index,
-                    f"decoding stopped at its limit of {hypothesis.num_decoded} tokens before the sentence "
-                    "ended; raise max_target_tokens or max_target_ratio if the translation is incomplete",
-                )
-            )
+    warnings = [*prepared.warnings, *_incomplete_warnings(best)]
     return TextResult(
         text=prepared.layout.join(targets),
         segments=results,
         warnings=tuple(sorted(warnings, key=lambda warning: warning.segment)),
         alternatives=_whole_alternatives(prepared.layout, results),
+    )
+
+
+def _incomplete_warnings(best: Sequence[Hypothesis]) -> list[TranslationWarning]:
+    why = {
+        FinishReason.LENGTH: "decoding stopped at its limit of {} tokens before the sentence ended; raise "
+        "max_target_tokens or max_target_ratio if the translation is incomplete",
+        FinishReason.FORBIDDEN: "decoding stopped after {} tokens before the sentence ended, because the "
+        "options forbid everything that could follow; ask for less with min_target_tokens, "
+        "min_target_ratio, no_repeat_ngram_size or forbidden",
+    }
+    return [
+        TranslationWarning(
+            WarningCode.TARGET_TRUNCATED, index, why[hypothesis.finish_reason].format(hypothesis.num_decoded)
+        )
+        for index, hypothesis in enumerate(best)
+        if hypothesis.finish_reason in why
+    ]
+
+
+def _alignment(segment: PreparedSegment, hypothesis: Hypothesis, tokenizer: Tokenizer) -> Alignment:
+    weights: list[list[float]] = []
+    if hypothesis.attention is not None:  # an empty translation has none
+        # Padding stands behind the source. Rounded as float64: four digits then print as four.
+        own = hypothesis.attention[:, : len(segment.source_ids)].astype(np.float64)
+        weights = own.round(4).tolist()
+    return Alignment(
+        source_tokens=tuple(tokenizer.pieces(segment.source_ids)),
+        target_tokens=tuple(tokenizer.pieces(hypothesis.token_ids)),
+        weights=tuple(map(tuple, weights)),
     )
 
 

@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from app.decoding.hypothesis import FinishReason
 from app.decoding.options import DecodingOptions
+from app.errors import InvalidRequest
 
 
 @dataclass(frozen=True)
@@ -18,12 +19,33 @@ class TranslationRequest:
         source: BCP-47 code of the source language, case-insensitive.
         target: BCP-47 code of the target language, case-insensitive.
         options: decoding options for every segment.
+        target_prefixes: for each text what the translation of its first segment starts with, empty for
+            nothing; none at all when no text has one.
     """
 
     texts: tuple[str, ...]
     source: str
     target: str
     options: DecodingOptions = field(default_factory=DecodingOptions)
+    target_prefixes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse prefixes that no text can be found for."""
+        if self.target_prefixes and len(self.target_prefixes) != len(self.texts):
+            raise InvalidRequest(
+                f"target_prefixes has {len(self.target_prefixes)} items and texts has {len(self.texts)}; "
+                "send one for each text, an empty one where the translation is free"
+            )
+
+    @property
+    def prefixes(self) -> tuple[str, ...]:
+        """`target_prefixes` with an empty one for each text when there are none."""
+        return self.target_prefixes or ("",) * len(self.texts)
+
+    @property
+    def is_guided(self) -> bool:
+        """Whether any segment's choice of tokens is not the model's alone."""
+        return self.options.guides or any(self.prefixes)
 
 
 class WarningCode(StrEnum):
@@ -32,7 +54,8 @@ class WarningCode(StrEnum):
     SEGMENT_WRAPPED = "segment_wrapped"
     """A segment exceeded the model's source limit and was translated in pieces."""
     TARGET_TRUNCATED = "target_truncated"
-    """Decoding reached its limit before end-of-sentence: the translation may be incomplete."""
+    """Decoding ended before end-of-sentence, at its limit or because the request forbids all that could
+    follow: the translation may be incomplete."""
     UNKNOWN_CHARACTERS = "unknown_characters"
     """The source holds characters the model does not know; they may be missing in the target."""
 
@@ -50,6 +73,22 @@ class TranslationWarning:
     code: WarningCode
     segment: int
     message: str
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """What each token of a translation was made from, by the decoder's attention to the source.
+
+    Attributes:
+        source_tokens: the source's pieces, end-of-sentence included.
+        target_tokens: the translation's pieces without end-of-sentence.
+        weights: for each target token one weight for each source token, rounded to 4 digits; a row adds up
+            to 1 as far as the rounding lets it.
+    """
+
+    source_tokens: tuple[str, ...]
+    target_tokens: tuple[str, ...]
+    weights: tuple[tuple[float, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -73,10 +112,11 @@ class SegmentResult:
         source: the segment, a slice of the text.
         target: its translation.
         num_source_tokens: end-of-sentence included.
-        num_target_tokens: decoded tokens, end-of-sentence included when chosen.
-        score: length-normalised log-probability (see `Hypothesis.score`).
+        num_target_tokens: decoded tokens, a given prefix and a chosen end-of-sentence included.
+        score: length-normalised log-probability of what was not given (see `Hypothesis.score`).
         finish_reason: why decoding ended.
         alternatives: further hypotheses, best first; empty unless more than one was asked for.
+        alignment: where the translation comes from; None unless asked for.
     """
 
     source: str
@@ -86,6 +126,7 @@ class SegmentResult:
     score: float
     finish_reason: FinishReason
     alternatives: tuple[Alternative, ...] = ()
+    alignment: Alignment | None = None
 
 
 @dataclass(frozen=True)

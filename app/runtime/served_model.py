@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from app.bundle import Bundle, Variant
+from app.decoding.hypothesis import Hypothesis
 from app.decoding.options import MAX_BEAM_SIZE
 from app.decoding.shortlist import Shortlist
-from app.errors import BundleCorrupt, BundleUnsupported
+from app.errors import BundleCorrupt, BundleUnsupported, InvalidOption
+from app.runtime.guidance_of_request import TargetPlan, plan_targets
 from app.runtime.onnx_model import OnnxModel, load_model
 from app.runtime.onnx_runner import OnnxRunner
-from app.runtime.request import PairInfo
+from app.runtime.preparation import PreparedText, assemble, prepare
+from app.runtime.request import PairInfo, TextResult, TranslationRequest
 from app.runtime.runner import ModelRunner
 from app.text import Tokenizer
 
@@ -31,6 +34,7 @@ class ServedModel:
         max_target_tokens: positions of the decoder.
         max_target_ratio: default limit of target tokens per source token.
         max_beam_size: widest beam; 1 when the bundle cannot search beams.
+        can_guide: whether the bundle has the graphs for anything but the model's own choice of tokens.
         make_runner: a fresh runner for one worker.
     """
 
@@ -44,6 +48,74 @@ class ServedModel:
     max_target_ratio: float
     make_runner: Callable[[], ModelRunner]
     max_beam_size: int = 1
+    can_guide: bool = False
+
+    def check_request(self, request: TranslationRequest) -> None:
+        """Refuse what this model cannot do, before any work.
+
+        Raises:
+            InvalidOption: names the option, the bundle and the remedy.
+        """
+        options = request.options
+        if options.beam_size > self.max_beam_size:
+            raise InvalidOption(
+                f"beam_size is {options.beam_size}; bundle {self.id} can search at most "
+                f"{self.max_beam_size} beams. Use fewer, or export the bundle again with this version"
+            )
+        if request.is_guided and not self.can_guide:
+            raise InvalidOption(
+                f"bundle {self.id} has no graph for min_target_tokens, min_target_ratio, "
+                "no_repeat_ngram_size, repetition_penalty, forbidden, alignment and target_prefixes; export "
+                "the bundle again with this version, or leave them out"
+            )
+        if options.min_target_tokens > self.max_target_tokens:
+            raise InvalidOption(
+                f"min_target_tokens is {options.min_target_tokens}; bundle {self.id} translates a segment "
+                f"into at most {self.max_target_tokens} tokens. Ask for fewer"
+            )
+
+    def prepare(self, request: TranslationRequest) -> tuple[list[PreparedText], list[TargetPlan]]:
+        """Cut the request's texts into segments, and say what each segment's target is held to.
+
+        Raises:
+            InvalidOption: a phrase or a prefix does not suit the model or its text.
+        """
+        prepared = [
+            prepare(
+                text,
+                language=request.source,
+                tokenizer=self.tokenizer,
+                max_source_tokens=self.max_source_tokens,
+                shortlist=self.shortlist,
+            )
+            for text in request.texts
+        ]
+        plans = plan_targets(
+            request,
+            prepared,
+            tokenizer=self.tokenizer,
+            default_ratio=self.max_target_ratio,
+            model_limit=self.max_target_tokens,
+        )
+        return prepared, plans
+
+    def assemble(
+        self,
+        request: TranslationRequest,
+        prepared: Sequence[PreparedText],
+        hypotheses: Iterable[Sequence[Hypothesis]],
+    ) -> list[TextResult]:
+        """Put the translations of all segments, in their order, into the texts they come from."""
+        left = iter(hypotheses)
+        return [
+            assemble(
+                text,
+                [next(left) for _ in text.segments],
+                self.tokenizer,
+                with_alignment=request.options.alignment,
+            )
+            for text in prepared
+        ]
 
 
 def load_served_model(bundle: Bundle, *, variant: Variant, max_rows: int, use_shortlist: bool) -> ServedModel:
@@ -89,6 +161,7 @@ def load_served_model(bundle: Bundle, *, variant: Variant, max_rows: int, use_sh
         max_beam_size=(
             1 if model.beam_step is None else max(1, min(MAX_BEAM_SIZE, manifest.sizes.vocabulary_size // 2))
         ),
+        can_guide=model.guided_step is not None,
     )
 
 

@@ -18,6 +18,8 @@ Segmentation keeps controls, tabs and line breaks out of segments, so these surv
 
 from __future__ import annotations
 
+import functools
+import heapq
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -63,8 +65,8 @@ def check_text(text: str, *, name: str) -> None:
 class Tokenizer:
     """A SentencePiece model with the id that ends a source.
 
-    Thread-safe: nothing changes after ``open``, and SentencePiece releases the GIL while it encodes or
-    decodes (two threads on two cores: 1.8 times the throughput of one).
+    Thread-safe: nothing that shows changes after ``open``, and SentencePiece releases the GIL while it
+    encodes or decodes (two threads on two cores: 1.8 times the throughput of one).
     """
 
     def __init__(self, processor: sentencepiece.SentencePieceProcessor, *, eos_id: int) -> None:
@@ -157,6 +159,77 @@ class Tokenizer:
             return []
         texts: list[str] = self._processor.decode([list(ids) for ids in batch], num_threads=1)
         return texts
+
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """Return the piece of each id; U+2581 stands for a space, EOS and unknown have the model's names.
+
+        Raises:
+            IndexError: an id is negative or not below ``vocabulary_size``.
+        """
+        return [str(self._processor.id_to_piece(token_id)) for token_id in ids]
+
+    def spellings(self, text: str, *, limit: int) -> list[tuple[int, ...]]:
+        """Return the id sequences, without EOS, that all give ``text``: its own, then those of fewest pieces.
+
+        A model that learnt one spelling can write the others too. The last piece of some goes on with
+        punctuation, as in "2012,".
+
+        Args:
+            text: spelled as at the start of a word; nothing spells a blank one. Characters the model does not
+                know leave it one spelling, with the unknown id.
+            limit: most sequences wanted, at least 1.
+        """
+        own = tuple(self._processor.encode(text))
+        written = "".join(self._processor.encode(text, out_type=str))
+        if self._unknown_id in own or not own:
+            return [own] if own else []
+        ids_from = [self._ids_of_slices(written, start) for start in range(len(written))]
+        fewest = [0] * (len(written) + 1)  # pieces from each place to the end
+        for start in reversed(range(len(written))):
+            fewest[start] = 1 + min((fewest[end] for _, end in ids_from[start]), default=len(written))
+        # Paths from start to end in order of their length; `fewest` never overestimates what is missing, so
+        # the first to arrive are the shortest (A*, Hart et al. 1968).
+        found = {own: None}
+        waiting: list[tuple[int, tuple[int, ...], int]] = [(fewest[0], (), 0)]
+        while waiting and len(found) < limit:
+            _, ids, start = heapq.heappop(waiting)
+            if start == len(written):
+                found[ids] = None
+                continue
+            for token_id, end in ids_from[start]:
+                if (total := len(ids) + 1 + fewest[end]) <= len(written):
+                    heapq.heappush(waiting, (total, (*ids, token_id), end))
+        return list(found)
+
+    def _ids_of_slices(self, written: str, start: int) -> list[tuple[int, int]]:
+        """The ids of the pieces that ``written`` has at a place, and where each ends."""
+        ends = range(start + 1, min(len(written), start + self._longest_piece) + 1)
+        found = [(self._id_of[piece], end) for end in ends if (piece := written[start:end]) in self._id_of]
+        return found + [(token_id, len(written)) for token_id in self._ids_behind.get(written[start:], ())]
+
+    @functools.cached_property
+    def _id_of(self) -> dict[str, int]:
+        """Made when first asked for: few requests need it, and it takes as long as the rest of ``open``."""
+        ids = range(self.vocabulary_size)
+        return {
+            piece: token_id
+            for token_id, piece in zip(ids, self.pieces(ids), strict=True)
+            if not (self._processor.is_control(token_id) or token_id in (self._unknown_id, self._eos_id))
+        }
+
+    @functools.cached_property
+    def _ids_behind(self) -> dict[str, list[int]]:
+        """The ids of the pieces that begin with a string and go on with what is neither letter nor digit."""
+        found: dict[str, list[int]] = {}
+        for piece, token_id in self._id_of.items():
+            for end in range(1, len(piece)):
+                if not piece[end].isalnum():
+                    found.setdefault(piece[:end], []).append(token_id)
+        return found
+
+    @functools.cached_property
+    def _longest_piece(self) -> int:
+        return max(map(len, self._id_of), default=0)
 
     def unknown_pieces(self, ids: Sequence[int]) -> int:
         """Return how many ids are the unknown piece (each may stand for several characters)."""

@@ -7,6 +7,7 @@ import asyncio
 from app.decoding.hypothesis import FinishReason
 from app.errors import ShuttingDown
 from app.runtime.request import (
+    Alignment,
     Alternative,
     PairInfo,
     SegmentResult,
@@ -82,17 +83,21 @@ class FakeEngine:
         finally:
             self.num_running_requests -= 1
         return TranslationResult(
-            texts=tuple(_translated(text, request.options.num_hypotheses) for text in request.texts),
+            texts=tuple(
+                _translated(text, request.options.num_hypotheses, aligned=request.options.alignment)
+                for text in request.texts
+            ),
             model=f"{request.source}-{request.target}",
             timings=Timings(total_s=0.3, queue_s=0.1, decode_s=0.2),
         )
 
 
-def _translated(text: str, num_hypotheses: int = 1) -> TextResult:
+def _translated(text: str, num_hypotheses: int = 1, *, aligned: bool = False) -> TextResult:
     if not text.strip():
         return TextResult(text=text, segments=(), warnings=())
     others = tuple(Alternative(f"{text} {rank}", -0.5 * rank) for rank in range(1, num_hypotheses))
-    segment = SegmentResult(text, text.upper(), 3, 4, -0.25, FinishReason.EOS, others)
+    alignment = Alignment(("▁a", "</s>"), ("▁A",), ((0.875, 0.125),)) if aligned else None
+    segment = SegmentResult(text, text.upper(), 3, 4, -0.25, FinishReason.EOS, others, alignment)
     warnings = (
         (TranslationWarning(WarningCode.UNKNOWN_CHARACTERS, 0, "1 character is not known to the model"),)
         if "☃" in text

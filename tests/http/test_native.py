@@ -48,6 +48,7 @@ async def test_a_translation_has_all_its_facts(client: httpx.AsyncClient) -> Non
                         "score": -0.25,
                         "finish_reason": "eos",
                         "alternatives": [],
+                        "alignment": None,
                     }
                 ],
                 "warnings": [],
