@@ -7,7 +7,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 SERVE_OPTIONS := $(if $(HOST),--host $(HOST)) $(if $(PORT),--port $(PORT))
 
 .DEFAULT_GOAL := help
-.PHONY: help serve check test bench bench-continuous bench-service bench-quality image-test bundles clean
+.PHONY: help serve check test bench bench-agreement bench-determinism bench-continuous bench-service bench-quality \
+	image-test bundles clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,6 +42,13 @@ test: $(VENV)/.dev ## Every test
 bench: $(VENV)/.dev ## Our engine beside CTranslate2 on the same weights: STUDENT=file.npz TESTSETS=folder, BENCH_OPTIONS=--quick
 	$(PIP) install ctranslate2==4.8.5
 	$(BIN)/python -m benchmarks.decode --student $(STUDENT) --testsets $(TESTSETS) $(BENCH_OPTIONS)
+
+bench-agreement: $(VENV)/.dev ## Our float32 engine against CTranslate2's, every difference explained: STUDENT=file.npz TESTSETS=folder
+	$(PIP) install ctranslate2==4.8.5
+	$(BIN)/python -m benchmarks.agreement --student $(STUDENT) --testsets $(TESTSETS) $(BENCH_OPTIONS)
+
+bench-determinism: $(VENV)/.dev ## The same tokens alone and in any order of arrival: TESTSETS=folder
+	$(BIN)/python -m benchmarks.determinism --testsets $(TESTSETS) $(BENCH_OPTIONS)
 
 bench-continuous: $(VENV)/.dev ## Latency and throughput of sentences that arrive at random times: TESTSETS=folder
 	$(BIN)/python -m benchmarks.continuous --testsets $(TESTSETS) $(BENCH_OPTIONS)

@@ -101,7 +101,7 @@ class Settings(BaseSettings):
         description="Decoding threads. Default: the cores this process may use (affinity, container limit).",
     )
     max_rows: int = Field(
-        default=32, ge=1, le=4096, description="Segments decoded together per worker, rows."
+        default=64, ge=1, le=4096, description="Segments decoded together per worker, rows."
     )
     max_waiting_tokens: int = Field(
         default=131_072,

@@ -52,7 +52,7 @@ class Arrivals:
 
     name: str
     seed: int | None = None
-    max_rows: int = 32
+    max_rows: int = 64
     max_admission_tokens: int = 1024
     min_newcomers: int | None = None
     burst: tuple[int, int] = (1, 1)

@@ -40,7 +40,7 @@ class Setting:
     use_shortlist: bool = False
     alone: bool = False
     num_threads: int = 1
-    max_rows: int = 32
+    max_rows: int = 64
 
 
 @dataclass(frozen=True)

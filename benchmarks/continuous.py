@@ -241,7 +241,7 @@ def main() -> None:
     parser.add_argument("--beams", type=int, default=1)
     parser.add_argument("--no-shortlist", action="store_true")
     parser.add_argument("--threads", type=int, default=num_usable_cores())
-    parser.add_argument("--rows", type=int, default=32, help="rows of a row group")
+    parser.add_argument("--rows", type=int, default=64, help="rows of a row group")
     parser.add_argument("--json", type=Path, help="write the figures here")
     arguments = parser.parse_args()
 

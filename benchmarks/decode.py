@@ -59,7 +59,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer sentences and rounds: under 10 minutes")
     parser.add_argument("--json", type=Path, help="write every figure here")
     parser.add_argument("--threads", type=int, default=num_usable_cores(), help="of everything at once")
-    parser.add_argument("--rows", type=int, default=32, help="rows of a row group of ours")
+    parser.add_argument("--rows", type=int, default=64, help="rows of a row group of ours")
     arguments = parser.parse_args()
     started_at_s = time.monotonic()
     plan = QUICK if arguments.quick else FULL

@@ -44,7 +44,7 @@ class LocalEngine:
         *,
         shortlist: Shortlist | None = None,
         num_threads: int = 1,
-        max_rows: int = 32,
+        max_rows: int = 64,
         observer: RuntimeObserver | None = None,
     ) -> None:
         """Put the parts together.
@@ -76,7 +76,7 @@ class LocalEngine:
         variant: Variant = "cpu-int8",
         use_shortlist: bool = False,
         num_threads: int = 1,
-        max_rows: int = 32,
+        max_rows: int = 64,
         observer: RuntimeObserver | None = None,
     ) -> LocalEngine:
         """Load a bundle's graphs; the other arguments are those of the constructor.

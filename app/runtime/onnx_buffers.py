@@ -157,11 +157,18 @@ class GroupBuffers:
             self.arrays[name][moved, :, :longest] = self.arrays[name][rows[moved], :, :longest]
 
     def move(self, from_slot: int, to_slot: int) -> None:
-        """Copy everything of one slot onto another."""
+        """Copy what one slot has onto another; of a cache that is what its rows have written so far."""
         for array in self._by_slot.values():
             array[to_slot] = array[from_slot]
-        for name in self._state_names:
-            self.rows_of(name, to_slot)[:] = self.rows_of(name, from_slot)
+        from_rows, to_rows = (
+            slice(slot * self._num_beams, (slot + 1) * self._num_beams) for slot in (from_slot, to_slot)
+        )
+        self.positions[to_rows] = self.positions[from_rows]
+        num_written = int(self.positions[from_rows].max()) + 1
+        for name in self.cell_names:
+            self.arrays[name][to_rows] = self.arrays[name][from_rows]
+        for name in self._cache_names:
+            self.arrays[name][to_rows, :, :num_written] = self.arrays[name][from_rows, :, :num_written]
         if self.candidates is not None:
             self.candidates.move(from_slot, to_slot)
 
