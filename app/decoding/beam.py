@@ -63,7 +63,6 @@ class BeamSearch:
         self._options = options
         self._token_ids: list[tuple[int, ...]] = [()] * options.beam_size
         self._attention: list[tuple[Float32Array, ...]] = [()] * options.beam_size
-        self._num_forced = 0
         self.scores: list[float] = [0.0, *[IMPOSSIBLE] * (options.beam_size - 1)]
         """Sum of log-probabilities of each live beam, float [K]."""
         self.parents: list[int] = list(range(options.beam_size))
@@ -157,7 +156,6 @@ class BeamSearch:
             token_id: not end-of-sentence.
             attention: as for `advance`.
         """
-        self._num_forced += 1
         self._token_ids = [(*ids, token_id) for ids in self._token_ids]
         self.parents = list(range(self.num_beams))
         if attention is not None:
@@ -190,7 +188,6 @@ class BeamSearch:
                 finish_reason=reason,
                 length_penalty=self._options.length_penalty,
                 normalisation=self._options.normalisation,
-                num_forced=self._num_forced,
                 # What end-of-sentence looked at belongs to no word.
                 attention=np.stack(attention[: len(token_ids)]) if attention and token_ids else None,
             )

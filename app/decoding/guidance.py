@@ -6,7 +6,8 @@ guided step graph changes them before they become probabilities: what is left sh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -44,6 +45,17 @@ class Guidance:
     prefix: tuple[int, ...] = ()
     keeps_attention: bool = False
 
+    @functools.cached_property
+    def forbidden_after(self) -> Mapping[int, Mapping[tuple[int, ...], frozenset[int]]]:
+        """By the length of what precedes it, and by what precedes it, the last tokens of `forbidden`."""
+        after: dict[int, dict[tuple[int, ...], set[int]]] = {}
+        for *before, last in self.forbidden:
+            after.setdefault(len(before), {}).setdefault(tuple(before), set()).add(last)
+        return {
+            length: {before: frozenset(last) for before, last in of_length.items()}
+            for length, of_length in after.items()
+        }
+
 
 def adjustments(guidance: Guidance, token_ids: Sequence[int], *, eos_id: int) -> list[Adjustment]:
     """What changes for the next token after the target so far; each token at most once.
@@ -63,11 +75,9 @@ def adjustments(guidance: Guidance, token_ids: Sequence[int], *, eos_id: int) ->
 
 def _forbidden(guidance: Guidance, token_ids: Sequence[int], eos_id: int) -> set[int]:
     tokens = tuple(token_ids)
-    forbidden = {
-        sequence[-1]
-        for sequence in guidance.forbidden
-        if len(sequence) == 1 or tokens[-len(sequence) + 1 :] == sequence[:-1]
-    }
+    forbidden: set[int] = set()
+    for length, last_after in guidance.forbidden_after.items():
+        forbidden |= last_after.get(tokens[len(tokens) - length :], frozenset())
     if len(tokens) + 1 < guidance.min_target_tokens:
         forbidden.add(eos_id)
     size = guidance.no_repeat_ngram_size

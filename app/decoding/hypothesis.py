@@ -38,12 +38,12 @@ class Hypothesis:
     Attributes:
         token_ids: target tokens without end-of-sentence.
         sum_log_probs: natural log of the sequence's probability: the sum over all decoded tokens,
-            the end-of-sentence included when ``finish_reason`` is EOS. Under a shortlist the
+            the end-of-sentence included when ``finish_reason`` is EOS; tokens that the request gave cost
+            nothing, though they count in the length, as in CTranslate2. Under a shortlist the
             distribution is normalised over the allowed tokens.
         finish_reason: why decoding ended.
         length_penalty: a, the exponent of the normalisation; 0 leaves the plain sum.
         normalisation: which formula a belongs to.
-        num_forced: tokens at the start that the request gave; the score leaves them out.
         attention: float32 [tokens, S], what each target token was translated from, as weights over the source
             tokens and the padding behind them; None unless asked for.
     """
@@ -53,7 +53,6 @@ class Hypothesis:
     finish_reason: FinishReason
     length_penalty: float = 1.0
     normalisation: LengthNormalisation = LengthNormalisation.POWER
-    num_forced: int = 0
     attention: Float32Array | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -64,7 +63,7 @@ class Hypothesis:
     @property
     def score(self) -> float:
         """The normalised sum of log-probabilities; 0 is certain, less is less likely."""
-        length = max(1, self.num_decoded - self.num_forced)
+        length = max(1, self.num_decoded)
         if self.normalisation is LengthNormalisation.POWER:
             return float(self.sum_log_probs / length**self.length_penalty)
         return float(self.sum_log_probs / ((5 + length) / 6) ** self.length_penalty)

@@ -84,8 +84,8 @@ class Found(NamedTuple):
     score: float
 
 
-def score_of(total: float, num_chosen: int, search_options: BeamOptions) -> float:
-    length, exponent = max(1, num_chosen), search_options.length_penalty
+def score_of(total: float, num_decoded: int, search_options: BeamOptions) -> float:
+    length, exponent = max(1, num_decoded), search_options.length_penalty
     power = search_options.normalisation is LengthNormalisation.POWER
     return float(total / (length if power else (5 + length) / 6) ** exponent)
 
@@ -97,8 +97,8 @@ def every_target(case: Case, search_options: BeamOptions) -> list[Found]:
     ended: list[Found] = []
 
     def end(target: Prefix, reason: FinishReason, total: float) -> Found:
-        num_chosen = len(target) + (reason is FinishReason.EOS) - len(prefix)
-        return Found(target, reason, score_of(total, num_chosen, search_options))
+        num_decoded = len(target) + (reason is FinishReason.EOS)
+        return Found(target, reason, score_of(total, num_decoded, search_options))
 
     for length in range(len(prefix) + 1, case.max_target_tokens + 1):
         longer: dict[Prefix, float] = {}
@@ -162,9 +162,9 @@ def test_one_beam_is_greedy_search_under_the_same_guidance(case: Case, length_pe
     search_options = options(1, max_target_tokens=case.max_target_tokens, length_penalty=length_penalty)
     (found,) = search_guided(case.logits, search_options, case.guidance)
     assert (found.token_ids, found.finish_reason) == (target, reason)
-    num_chosen = len(target) + (reason is FinishReason.EOS) - len(case.guidance.prefix)
+    num_decoded = len(target) + (reason is FinishReason.EOS)
     assert found.sum_log_probs == pytest.approx(total, abs=1e-5)
-    assert found.score == pytest.approx(score_of(total, num_chosen, search_options), abs=1e-5)
+    assert found.score == pytest.approx(score_of(total, num_decoded, search_options), abs=1e-5)
 
 
 @settings(max_examples=70, deadline=None)
@@ -191,8 +191,7 @@ def test_whatever_a_narrow_beam_finds_keeps_every_rule_and_is_scored_by_the_defi
     for one in found:
         assert one.token_ids[:num_forced] == case.guidance.prefix
         total = guided_sum(case.logits, case.guidance, one)  # -inf if it broke a rule anywhere
-        num_chosen = len(one.token_ids) + (one.finish_reason is FinishReason.EOS) - num_forced
-        assert one.score == pytest.approx(score_of(total, num_chosen, search_options), abs=1e-5)
+        assert one.score == pytest.approx(score_of(total, one.num_decoded, search_options), abs=1e-5)
         assert (len(one.token_ids) == case.max_target_tokens) == (one.finish_reason is FinishReason.LENGTH)
 
 
@@ -225,15 +224,14 @@ def test_a_search_that_is_asked_for_nothing_is_plain_beam_search_to_the_last_bit
     assert search_guided(logits, search_options, Guidance()) == plain
 
 
-def test_a_prefix_costs_nothing_and_is_left_out_of_the_length() -> None:
+def test_a_prefix_costs_nothing_and_counts_in_the_length() -> None:
     logits = random_logits(5, seed=3)
     guidance = Guidance(prefix=(4, 4, 1))
     (found,) = search_guided(logits, options(3, max_target_tokens=8), guidance)
     assert found.token_ids[:3] == (4, 4, 1)
-    assert found.num_forced == 3
     behind = [*found.token_ids[3:], *([EOS_ID] if found.finish_reason is FinishReason.EOS else [])]
     steps = [float(log_softmax(logits((4, 4, 1, *behind[:at])))[token]) for at, token in enumerate(behind)]
-    assert found.score == pytest.approx(math.fsum(steps) / len(steps))
+    assert found.score == pytest.approx(math.fsum(steps) / (3 + len(steps)))
 
 
 def test_behind_a_prefix_there_is_one_possible_beam_and_every_beam_holds_the_prefix() -> None:

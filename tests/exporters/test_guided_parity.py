@@ -29,7 +29,7 @@ from app.runtime.events import SilentObserver
 from app.runtime.lane import Lane
 from app.runtime.onnx_model import OnnxModel, load_model
 from app.runtime.onnx_runner import OnnxRunner
-from app.runtime.runner import Int32Array
+from app.runtime.runner import BeamStepInput, Int32Array, LogitAdjustments, SearchKind, SourceRow
 from app.text import Tokenizer
 from exporters.checkpoint import AlignmentHeads, Checkpoint
 from exporters.export import export_bundle, without_unknown
@@ -39,9 +39,9 @@ from model.transformer import Transformer
 
 LIMIT = 10
 UNKNOWN_ID = 1
-NUM_SOURCES = 4
+NUM_SOURCES = 3
 # Pre-norm: the post-norm ones of this size say one token for ever.
-MODELS: dict[str, tuple[dict[str, object], AlignmentHeads]] = {
+MODELS: dict[str, tuple[dict[str, Any], AlignmentHeads]] = {
     "attention": ({"decoder_cell": "attention", "norm": "pre"}, AlignmentHeads()),
     "ssru": ({"decoder_cell": "ssru", "norm": "pre", "start_id": 5}, AlignmentHeads(layer=-2, heads=(2,))),
 }
@@ -96,7 +96,8 @@ def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     config, alignment = MODELS[request.param]
     checkpoint = dataclasses.replace(tiny_checkpoint(shortlist=True, **config), alignment=alignment)
     folder: Path = tmp_path_factory.mktemp("guided") / "tiny"
-    bundle = export_bundle(checkpoint, folder, tiny_options())
+    options = dataclasses.replace(tiny_options(), verification_texts=tiny_texts(2))
+    bundle = export_bundle(checkpoint, folder, options)
     tokenizer = Tokenizer.open(bundle.file(bundle.manifest.tokenizer), eos_id=0)
     variants: tuple[Variant, ...] = ("cpu-fp32", "cpu-int8")
     reference = quantized(without_unknown(checkpoint))
@@ -272,10 +273,10 @@ def test_neutral_guidance_gives_what_the_beam_graph_gives(exported: Exported) ->
 
 def cross_attention(exported: Exported, source: int, target: Prefix) -> npt.NDArray[np.float32]:
     """PyTorch's cross-attention at every position of a target, [T+1,H,S], from an uncached pass."""
-    layer = list(exported.module.decoder)[exported.checkpoint.alignment.layer]
+    layer: Any = list(exported.module.decoder)[exported.checkpoint.alignment.layer]
     seen: list[torch.Tensor] = []
 
-    def look(module: torch.nn.Module, inputs: tuple[Any, ...], _: torch.Tensor) -> None:
+    def look(module: Any, inputs: tuple[Any, ...], _: torch.Tensor) -> None:
         hidden, (keys, _values), mask = inputs  # [1,T,d], [1,H,S,D], [1,1,1,S]
         assert mask.all()
         width = keys.shape[-1]
@@ -334,6 +335,41 @@ def test_adjusting_what_the_shortlist_lacks_changes_nothing(exported: Exported) 
 
 
 ONLY_THESE = (0, 20, 30, 40)
+
+
+def test_what_no_row_may_say_has_no_column_that_an_adjustment_could_reach(exported: Exported) -> None:
+    runner = OnnxRunner(exported.models["cpu-fp32", True], max_rows=4)
+    group = next(
+        index
+        for index, group in enumerate(runner.groups)
+        if group.kind is SearchKind.GUIDED and group.num_beams == 2
+    )
+    candidates = np.array(ONLY_THESE, dtype=np.int32)
+    row = SourceRow(0, exported.sources[0], max_target_tokens=4, candidates=candidates)
+
+    def best(token_ids: Sequence[int]) -> tuple[list[list[int]], list[list[float]]]:
+        runner.admit(group, [row])  # a step changes its state
+        count = len(token_ids)
+        raised = LogitAdjustments(
+            rows=np.zeros(count, dtype=np.int64),
+            token_ids=np.array(token_ids, dtype=np.int64),
+            divisors=np.ones(count, dtype=np.float32),
+            addends=np.full(count, 2e9, dtype=np.float32),
+        )
+        beams = BeamStepInput(
+            last_ids=np.zeros((1, 2), dtype=np.int64),
+            positions=np.zeros(1, dtype=np.int64),
+            scores=np.array([[0.0, -np.inf]], dtype=np.float32),
+            parents=np.array([[0, 1]]),
+            num_candidates=4,
+            adjustments=raised,
+        )
+        output = runner.beam_step(group, beams)
+        return output.token_ids.tolist(), output.scores.tolist()
+
+    assert best([95, 7]) == best([])
+    (tokens, *_), _ = best([40])
+    assert tokens[0] == 40
 
 
 def test_when_the_shortlist_leaves_two_tokens_only_they_are_chosen(exported: Exported) -> None:
