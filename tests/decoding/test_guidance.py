@@ -29,7 +29,7 @@ def forbidden_after(guidance: Guidance, *target: int) -> set[int]:
     return {change.token_id for change in changes if change.addend == FORBIDDEN}
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(guidance=guidances, target=targets)
 def test_exactly_the_tokens_that_break_a_rule_are_forbidden_and_the_other_repeated_ones_penalised(
     guidance: Guidance, target: tuple[int, ...]
@@ -46,7 +46,7 @@ def test_exactly_the_tokens_that_break_a_rule_are_forbidden_and_the_other_repeat
     assert len({change.token_id for change in changes}) == len(changes) == len(expected | penalised)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     guidance=guidances,
     target=targets,

@@ -188,7 +188,7 @@ PAIRS = [Visit(index % 2, (7 * index) % NUM_SOURCES, GUIDED_PAIRS[index % 3]) fo
 GIVING_UP = [dataclasses.replace(visit, patience=4 if visit.source % 3 == 0 else None) for visit in PAIRS]
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(
     model=st.integers(0, len(MODELS) - 1),
     max_rows=st.integers(1, 12),
