@@ -149,8 +149,8 @@ class SegmentAnswer(_Body):
     )
     score: float = Field(
         description="Natural log-probability, normalised by length as the options say; 0 is certain. A "
-        "target prefix does not count. Equal up to the rounding of float32 whatever else is translated at "
-        "the time."
+        "target prefix costs nothing but counts in the length. Equal up to the rounding of float32 whatever "
+        "else is translated at the time."
     )
     finish_reason: str = Field(
         description="eos; length when the limit on target tokens was reached; forbidden when the options "

@@ -69,6 +69,7 @@ def plan_targets(
     """
     spellings = forbidden_spellings(request.options.forbidden, tokenizer)
     forbidden = tuple(itertools.chain.from_iterable(spellings))
+    shared: dict[int, Guidance] = {}
     plans: list[TargetPlan] = []
     for index, (text, given) in enumerate(zip(prepared, request.prefixes, strict=True)):
         prefix: tuple[int, ...] = ()
@@ -90,17 +91,24 @@ def plan_targets(
                     f"may have at most {bounds.max_tokens}, the end included; shorten the prefix, or raise "
                     f"max_target_tokens or max_target_ratio (this model's limit is {model_limit})"
                 )
-            glued = _glued(prefix, segment, tokenizer) if prefix and given.endswith(" ") else ()
-            guidance = Guidance(
-                min_target_tokens=bounds.min_tokens,
-                no_repeat_ngram_size=request.options.no_repeat_ngram_size,
-                repetition_penalty=request.options.repetition_penalty,
-                forbidden=(*forbidden, *glued),
-                prefix=prefix,
-                keeps_attention=request.options.alignment,
-            )
-            asks = request.options.guides or prefix
-            plans.append(TargetPlan(bounds.max_tokens, guidance if asks else None))
+            if not (request.options.guides or prefix):
+                plans.append(TargetPlan(bounds.max_tokens))
+                continue
+            # One object for all segments that are asked the same: it keeps a table of what is forbidden.
+            guidance = None if prefix else shared.get(bounds.min_tokens)
+            if guidance is None:
+                glued = _glued(prefix, segment, tokenizer) if prefix and given.endswith(" ") else ()
+                guidance = Guidance(
+                    min_target_tokens=bounds.min_tokens,
+                    no_repeat_ngram_size=request.options.no_repeat_ngram_size,
+                    repetition_penalty=request.options.repetition_penalty,
+                    forbidden=(*forbidden, *glued),
+                    prefix=prefix,
+                    keeps_attention=request.options.alignment,
+                )
+                if not prefix:
+                    shared[bounds.min_tokens] = guidance
+            plans.append(TargetPlan(bounds.max_tokens, guidance))
             prefix = ()  # it belongs to the text's first segment
     return plans
 

@@ -113,7 +113,7 @@ class SegmentResult:
         target: its translation.
         num_source_tokens: end-of-sentence included.
         num_target_tokens: decoded tokens, a given prefix and a chosen end-of-sentence included.
-        score: length-normalised log-probability of what was not given (see `Hypothesis.score`).
+        score: length-normalised log-probability (see `Hypothesis.score`).
         finish_reason: why decoding ended.
         alternatives: further hypotheses, best first; empty unless more than one was asked for.
         alignment: where the translation comes from; None unless asked for.

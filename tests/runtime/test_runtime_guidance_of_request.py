@@ -69,6 +69,17 @@ def test_options_hold_for_every_segment_and_bounds_follow_its_length(tokenizer: 
         )
 
 
+def test_segments_that_are_asked_the_same_share_one_guidance(tokenizer: Tokenizer) -> None:
+    plans = plans_of(
+        tokenizer, "The cat. A small red bird.", "The cat.", forbidden=("door",), min_target_tokens=3
+    )
+    assert len(plans) == 3
+    assert len({id(plan.guidance) for plan in plans}) == 1
+    first, second = plans_of(tokenizer, "The cat. A bird.", prefixes=("one",), forbidden=("door",))
+    assert guidance_of(first).prefix == prefix_ids("one", tokenizer, name="prefix")
+    assert guidance_of(second).prefix == ()
+
+
 words = st.sampled_from(["the", "cat", "a", "red", "bird", "ca", "se", "every", "one", "."])
 
 
