@@ -9,6 +9,7 @@ from types import TracebackType
 
 from app.bundle import Bundle
 from app.bundle.manifest import Variant
+from app.decoding.guidance import Guidance
 from app.decoding.hypothesis import Hypothesis
 from app.decoding.options import DecodingOptions
 from app.decoding.search import make_search
@@ -119,6 +120,7 @@ class LocalEngine:
         options: DecodingOptions | None = None,
         *,
         max_target_tokens: int | Sequence[int] | None = None,
+        guidances: Sequence[Guidance | None] | None = None,
     ) -> list[Hypotheses]:
         """Translate all at once over all threads; results in the order of the sources.
 
@@ -126,6 +128,7 @@ class LocalEngine:
             sources: token ids, each with the final end-of-sentence.
             options: greedy search unless given.
             max_target_tokens: limit of every segment, or of each; None for what options and bundle say.
+            guidances: what is asked of each segment's target; None leaves all to the model.
 
         Raises:
             DragomanError: the first failure of a segment.
@@ -142,8 +145,11 @@ class LocalEngine:
             return deliver
 
         limits = self._limits(sources, options, max_target_tokens)
-        for index, (source, limit) in enumerate(zip(sources, limits, strict=True)):
-            self.submit(source, options, max_target_tokens=limit, deliver=deliver_to(index))
+        guided = guidances or [None] * len(sources)
+        for index, (source, limit, guidance) in enumerate(zip(sources, limits, guided, strict=True)):
+            self.submit(
+                source, options, max_target_tokens=limit, deliver=deliver_to(index), guidance=guidance
+            )
         for _ in sources:
             while not done.acquire(timeout=_LOOK_S):
                 self._check_alive()
@@ -155,13 +161,16 @@ class LocalEngine:
         options: DecodingOptions | None = None,
         *,
         max_target_tokens: int | Sequence[int] | None = None,
+        guidances: Sequence[Guidance | None] | None = None,
     ) -> list[Hypotheses]:
         """Translate one after another in the calling thread; arguments and errors as `translate`."""
         options = options or DecodingOptions()
         results: list[Hypotheses] = []
-        for source, limit in zip(sources, self._limits(sources, options, max_target_tokens), strict=True):
+        limits = self._limits(sources, options, max_target_tokens)
+        guided = guidances or [None] * len(sources)
+        for source, limit, guidance in zip(sources, limits, guided, strict=True):
             outcomes: list[Outcome] = []
-            self._lane.add(self._entry(source, options, limit, outcomes.append))
+            self._lane.add(self._entry(source, options, limit, outcomes.append, guidance))
             while self._lane.has_work:
                 self._lane.tick()
             results.append(hypotheses_of(outcomes[0]))
@@ -174,6 +183,7 @@ class LocalEngine:
         *,
         max_target_tokens: int,
         deliver: Callable[[Outcome], None],
+        guidance: Guidance | None = None,
     ) -> None:
         """Hand one segment to the least busy worker; `deliver` is called from that worker's thread.
 
@@ -182,6 +192,7 @@ class LocalEngine:
             options: of the decoding.
             max_target_tokens: limit of the segment.
             deliver: called exactly once; must not raise.
+            guidance: what is asked of the segment's target, or None.
         """
         num_tokens = len(source)
 
@@ -190,7 +201,7 @@ class LocalEngine:
                 self._tokens_of_worker[index] -= num_tokens
             deliver(outcome)
 
-        entry = self._entry(source, options, max_target_tokens, finish)
+        entry = self._entry(source, options, max_target_tokens, finish, guidance)
         with self._count_lock:
             index = min(range(len(self._workers)), key=self._tokens_of_worker.__getitem__)
             self._tokens_of_worker[index] += num_tokens
@@ -211,11 +222,15 @@ class LocalEngine:
         options: DecodingOptions,
         max_target_tokens: int,
         deliver: Callable[[Outcome], None],
+        guidance: Guidance | None,
     ) -> Entry:
         return Entry(
             source,
             make_search(
-                options, eos_id=self.model.manifest.tokens.eos_id, max_target_tokens=max_target_tokens
+                options,
+                eos_id=self.model.manifest.tokens.eos_id,
+                max_target_tokens=max_target_tokens,
+                guidance=guidance,
             ),
             max_target_tokens=max_target_tokens,
             submitted_at_s=time.monotonic(),

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from app.decoding.options import DecodingOptions
-from benchmarks.float64_search import Decision, Float64Search, ForcedTarget
+from benchmarks.float64_search import Asked, Decision, Float64Search, ForcedTarget
 
 MAX_SCORE_DIFFERENCE = 1e-3
 """Largest accepted difference between the two sides' scores of the same hypothesis."""
@@ -46,47 +45,29 @@ def first_difference(ours: Sequence[Found], theirs: Sequence[Found]) -> Differen
 class Judge:
     """Explains differences by the PyTorch model in float64."""
 
-    def __init__(self, search: Float64Search, *, max_target_tokens: int) -> None:
-        """Take the third opinion.
-
-        Args:
-            search: over the weights that both sides compute with.
-            max_target_tokens: both sides' limit, end-of-sentence included.
-        """
+    def __init__(self, search: Float64Search) -> None:
+        """Take the third opinion, over the weights that both sides compute with."""
         self._search = search
-        self._max_target_tokens = max_target_tokens
 
     def explain(
-        self,
-        source: Sequence[int],
-        options: DecodingOptions,
-        difference: Difference,
-        sides: Mapping[str, Sequence[Found]],
+        self, asked: Asked, difference: Difference, *, sides: Mapping[str, Sequence[Found]]
     ) -> tuple[bool, list[str]]:
         """Whether the difference is a tie, and lines that show why or why not.
 
         Args:
-            source: token ids of the sentence.
-            options: what both sides were asked for.
+            asked: the sentence and what both sides were asked for.
             difference: where they differ.
             sides: each side's hypotheses, by its name.
         """
-        lines = list(self._forced_lines(source, options, difference))
-        verdicts = [
-            self._verdict(name, source, options, hypotheses, lines) for name, hypotheses in sides.items()
-        ]
+        lines = list(self._forced_lines(asked, difference))
+        verdicts = [self._verdict(asked, hypotheses, name, lines) for name, hypotheses in sides.items()]
         return all(verdicts), lines
 
-    def _force(self, source: Sequence[int], found: Found, options: DecodingOptions) -> ForcedTarget:
-        return self._search.force(source, found.token_ids, options, max_target_tokens=self._max_target_tokens)
-
-    def _forced_lines(
-        self, source: Sequence[int], options: DecodingOptions, difference: Difference
-    ) -> Iterator[str]:
+    def _forced_lines(self, asked: Asked, difference: Difference) -> Iterator[str]:
         mine, other = difference.ours, difference.theirs
         yield f"hypothesis {difference.rank}: scores {_score(mine)} ours, {_score(other)} theirs"
         forced = {
-            name: self._force(source, side, options)
+            name: self._search.force(asked, side.token_ids)
             for name, side in (("ours", mine), ("theirs", other))
             if side is not None
         }
@@ -95,22 +76,13 @@ class Judge:
         if len(forced) == 2 and forced["ours"].token_ids != forced["theirs"].token_ids:
             yield "  " + _parting(forced["ours"], forced["theirs"])
 
-    def _verdict(
-        self,
-        name: str,
-        source: Sequence[int],
-        options: DecodingOptions,
-        hypotheses: Sequence[Found],
-        lines: list[str],
-    ) -> bool:
-        for outcome in self._search.outcomes(
-            source, options, max_target_tokens=self._max_target_tokens, tie=TIE
-        ):
+    def _verdict(self, asked: Asked, hypotheses: Sequence[Found], name: str, lines: list[str]) -> bool:
+        for outcome in self._search.outcomes(asked, tie=TIE):
             ties = list(outcome.decisions)
             if len(outcome.hypotheses) != len(hypotheses):
                 continue
             for side, expected in zip(hypotheses, outcome.hypotheses, strict=True):
-                exact = self._force(source, side, options)
+                exact = self._search.force(asked, side.token_ids)
                 if abs(side.score - exact.score) > MAX_SCORE_DIFFERENCE:
                     break
                 if side.token_ids == expected.token_ids:
