@@ -208,8 +208,9 @@ def _compare_attention(
     for index, teacher in zip(same, forced, strict=True):
         num_source = len(sources[index])
         ours = _attention_of(found[index])[:, :num_source]  # [T,S]
-        theirs = np.array(results[index].attention[0])[: len(ours), :num_source]  # [T,S]
-        by_row = np.abs(ours - theirs).max(axis=1)  # [T]
+        # CTranslate2 leaves out what looks at the source's end-of-sentence.
+        theirs = np.array(results[index].attention[0])[: len(ours)]  # [T,S-1]
+        by_row = np.abs(ours[:, :-1] - theirs).max(axis=1)  # [T]
         from_forced = float(np.abs(ours - _attention_of(teacher)[: len(ours), :num_source]).max())
         largest = max([largest, *by_row[first_row:].tolist()])
         largest_forced = max(largest_forced, from_forced)
