@@ -165,7 +165,7 @@ def shortlist_command(
         int, typer.Option(min=1, max=1024, help="Leave out pairs with more tokens on a side.")
     ] = 128,
     max_pairs: Annotated[
-        int, typer.Option(min=1, help="Read so many pairs; 700,000 take 10 minutes and 3 GB.")
+        int, typer.Option(min=1, help="Read so many pairs; 700,000 take 12 minutes and 2.5 GB.")
     ] = DEFAULT_MAX_PAIRS,
 ) -> None:
     """Make a lexical shortlist from parallel text, for a bundle or as a file.

@@ -5,9 +5,10 @@ generate-alignment-and-shortlist.sh): the text is cut into the model's own Sente
 in both directions, the two alignments are joined by grow-diag-final-and (Koehn, Axelrod, Birch Mayne,
 Callison-Burch, Osborne and Talbot 2005, "Edinburgh System Description for the 2005 IWSLT Speech Translation
 Evaluation"), and the links are counted. Where we differ: the aligner is eflomal (Östling and Tiedemann 2016,
-"Efficient Word Alignment with Markov Chain Monte Carlo", PBML 106) instead of fast_align, both in the library
-sil-thot. On subword pieces it is several times faster, needs half the memory, and unlike parallel EM its
-answer does not depend on the order in which threads add: one sampler, one seed, the same links.
+"Efficient Word Alignment with Markov Chain Monte Carlo", PBML 106) instead of fast_align; sil-thot has both.
+On 30,000 pairs they took the same time, and eflomal's lists allowed more of a test set's reference tokens
+(77.9 against 77.0 %) while being shorter (435 against 483 candidates a sentence); on more text eflomal sweeps
+fewer times. One sampler with one seed gives the same links every time; EM in parallel adds in any order.
 """
 
 from __future__ import annotations
@@ -159,7 +160,7 @@ def lexical_table(
 ) -> LexicalTable:
     """Align the pairs in both directions, join the alignments and count the links.
 
-    One thread; about 1 kB of memory and 0.7 ms a pair of 15 tokens. The same pairs give the same table.
+    One thread; about 1 ms and 3.5 kB of memory a pair of 15 tokens. The same pairs give the same table.
 
     Args:
         pairs: what to align.
