@@ -24,6 +24,7 @@ from exporters.token_choice import (
     best_continuations,
     block_size,
     choose,
+    without_forbidden,
 )
 
 
@@ -108,6 +109,8 @@ def decoder_step(context: GraphContext, kind: StepKind, *, shortlist: bool) -> o
         )
         graph.output(decoder.attention(), "attention", FLOAT, ["B", "K", "S"])
     log_probs = graph.op("LogSoftmax", logits, axis=-1)
+    if kind is StepKind.GUIDED:
+        log_probs = without_forbidden(graph, logits, log_probs)
     if kind is StepKind.GREEDY:
         index, chosen_log_probs = choose(graph, log_probs, block)
         token_ids = index if candidate_ids is None else graph.op("Gather", candidate_ids, index)

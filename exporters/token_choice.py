@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from exporters.graph_builder import GraphBuilder
 
 CANDIDATE_BLOCK = 64
@@ -30,6 +32,16 @@ def adjusted(graph: GraphBuilder, logits: str, *, columns: str, divisors: str, a
     before = graph.op("GatherND", logits, columns)  # [M]
     penalised = graph.op("Min", graph.op("Div", before, divisors), graph.op("Mul", before, divisors))
     return graph.op("ScatterND", logits, columns, graph.op("Add", penalised, addends))
+
+
+def without_forbidden(graph: GraphBuilder, logits: str, log_probs: str) -> str:
+    """Log-probabilities [R,N] with -1e9 wherever the logit was pushed below -1e8.
+
+    The softmax alone does not see to that: where a row may say nothing, it shares all probability among
+    what is forbidden.
+    """
+    is_forbidden = graph.op("Less", logits, graph.constant(np.float32(-1e8)))
+    return graph.op("Where", is_forbidden, graph.constant(np.float32(-1e9)), log_probs)
 
 
 def choose(graph: GraphBuilder, log_probs: str, block: int | None) -> tuple[str, str]:

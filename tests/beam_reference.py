@@ -45,10 +45,12 @@ def search_guided(
     beams: list[Prefix] = [()] * options.beam_size
     while not search.finished:
         beams = _followed(search, beams)
-        rows = [
-            log_softmax(with_adjustments(logits(beam), changes))
+        adjusted = [
+            with_adjustments(logits(beam), changes)
             for beam, changes in zip(beams, search.adjustments(), strict=True)
         ]
+        # As the graph does: a stuck beam must not share all probability among what is forbidden.
+        rows = [np.where(row < -1e8, -1e9, log_softmax(row)) for row in adjusted]
         token_ids, best_beams, scores = _best(search, rows)
         looked_at = None if attention is None else np.stack([attention(beam) for beam in beams])
         allowed = [score if score > -1e8 else -math.inf for score in scores]

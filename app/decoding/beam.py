@@ -188,7 +188,13 @@ class BeamSearch:
                 finish_reason=reason,
                 length_penalty=self._options.length_penalty,
                 normalisation=self._options.normalisation,
-                # What end-of-sentence looked at belongs to no word.
-                attention=np.stack(attention[: len(token_ids)]) if attention and token_ids else None,
+                attention=_rows(attention, len(token_ids)),
             )
         )
+
+
+def _rows(attention: tuple[Float32Array, ...], num_tokens: int) -> Float32Array | None:
+    """Attention by token [tokens,S]; what end-of-sentence looked at belongs to no word."""
+    if not attention:
+        return None
+    return np.stack(attention)[:num_tokens]

@@ -7,6 +7,7 @@ guided step graph changes them before they become probabilities: what is left sh
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -44,6 +45,14 @@ class Guidance:
     forbidden: tuple[tuple[int, ...], ...] = ()
     prefix: tuple[int, ...] = ()
     keeps_attention: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what would fail only in the middle of a batch."""
+        ids = itertools.chain(self.prefix, *self.forbidden)
+        if not all(self.forbidden) or min(ids, default=0) < 0:
+            raise ValueError("forbidden sequences need at least one token, and token ids are not negative")
+        if not self.repetition_penalty >= 1:
+            raise ValueError(f"repetition_penalty is {self.repetition_penalty}; it must be at least 1")
 
     @functools.cached_property
     def forbidden_after(self) -> Mapping[int, Mapping[tuple[int, ...], frozenset[int]]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from app.decoding.beam import IMPOSSIBLE, BeamOptions, BeamSearch
-from app.decoding.guidance import FORBIDDEN, Adjustment, Guidance, adjustments
+from app.decoding.guidance import Adjustment, Guidance, adjustments
 from app.decoding.hypothesis import Float32Array
 
 
@@ -21,11 +21,18 @@ class GuidedBeamSearch(BeamSearch):
         Args:
             eos_id: token that ends the target.
             options: as for `BeamSearch`; `max_target_tokens` counts the prefix.
-            guidance: its prefix is shorter than `max_target_tokens`.
+            guidance: what is asked.
+
+        Raises:
+            ValueError: the prefix leaves no room for another token.
         """
+        if len(guidance.prefix) >= options.max_target_tokens:
+            raise ValueError(
+                f"the prefix has {len(guidance.prefix)} tokens; the limit is {options.max_target_tokens} and "
+                "the model must have room to go on"
+            )
         super().__init__(eos_id=eos_id, options=options)
         self._guidance = guidance
-        self._forbidden: list[frozenset[int]] = []
 
     @property
     def keeps_attention(self) -> bool:
@@ -36,14 +43,10 @@ class GuidedBeamSearch(BeamSearch):
         """For each live beam what changes at the next step; nothing while tokens are forced."""
         if self._forced_id is not None:
             return [[] for _ in range(self.num_beams)]
-        changes = [
+        return [
             [] if score == IMPOSSIBLE else adjustments(self._guidance, ids, eos_id=self._eos_id)
             for ids, score in zip(self._token_ids, self.scores, strict=True)
         ]
-        self._forbidden = [
-            frozenset(change.token_id for change in beam if change.addend == FORBIDDEN) for beam in changes
-        ]
-        return changes
 
     def advance(
         self,
@@ -52,27 +55,12 @@ class GuidedBeamSearch(BeamSearch):
         scores: Sequence[float],
         attention: Float32Array | None = None,
     ) -> bool:
-        """Take the step's outcome, which counts only once the prefix is over; see `BeamSearch.advance`.
-
-        When a beam may go on with nothing, the graph still shares all probability among what is forbidden;
-        such continuations are refused here.
-        """
+        """Take the step's outcome, which counts only once the prefix is over; see `BeamSearch.advance`."""
         kept = attention if self._guidance.keeps_attention else None
-        forced_id = self._forced_id
-        if forced_id is not None:
-            self.force(forced_id, kept)
-            return False
-        allowed = [
-            score > IMPOSSIBLE and token_id not in self._forbidden[beam]
-            for token_id, beam, score in zip(token_ids, beams, scores, strict=True)
-        ]
-        order = sorted(range(len(scores)), key=lambda rank: not allowed[rank])  # stable: best first
-        return super().advance(
-            [token_ids[rank] for rank in order],
-            [beams[rank] for rank in order],
-            [scores[rank] if allowed[rank] else IMPOSSIBLE for rank in order],
-            kept,
-        )
+        if self._forced_id is None:
+            return super().advance(token_ids, beams, scores, kept)
+        self.force(self._forced_id, kept)
+        return False
 
     @property
     def _forced_id(self) -> int | None:

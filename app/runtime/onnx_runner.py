@@ -20,7 +20,7 @@ from app.runtime.runner import (
     StepOutput,
 )
 
-_SMALLEST_GROUP = 16
+_SMALLEST_GROUP = 64
 _ENCODER_MULTIPLE = 8
 """Sources are padded to a multiple of this for the encoder; a segment's padding depends on itself alone."""
 

@@ -47,7 +47,7 @@ class Scheduler:
 
         Args:
             groups: the runner's row groups; those of one beam size with the shortest source length first.
-            max_admission_tokens: padded source tokens encoded at most between two steps, so that
+            max_admission_tokens: source tokens encoded at most between two steps, so that
                 newcomers do not stall running rows; the oldest entry is admitted even alone above it.
             min_newcomers: while more wait for a group than it has free slots, it takes newcomers only
                 this many at once, or a quarter of its slots if that is less: encoding a few sentences
@@ -113,10 +113,11 @@ class Scheduler:
         open_groups = [group for group in self._groups_waiting if self._takes_newcomers(group)]
         while open_groups:
             group = min(open_groups, key=lambda group: self._waiting[group][0][0])
-            num_tokens += self._groups[group].source_length
+            _, entry = self._waiting[group][0]
+            num_tokens += entry.num_source_tokens
             if admissions and num_tokens > self._max_admission_tokens:
                 break
-            _, entry = self._waiting[group].popleft()
+            self._waiting[group].popleft()
             admissions.append(Admission(entry, group, self._running[group].take(entry)))
             self._groups_running.add(group)
             if not self._waiting[group]:

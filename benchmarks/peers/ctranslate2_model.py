@@ -114,7 +114,10 @@ def _write_vmap(checkpoint: Checkpoint, path: Path, tokens: list[str]) -> None:
     shortlist = checkpoint.shortlist
     assert shortlist is not None
     with path.open("w", encoding="utf-8") as file:
-        file.write("\t" + " ".join(tokens[: shortlist.num_frequent]) + "\n")
+        # Every source ends with end-of-sentence: what that allows is allowed everywhere too.
+        eos_targets = shortlist.targets_of(checkpoint.config.eos_id).tolist()
+        everywhere = sorted({*range(shortlist.num_frequent), *eos_targets})
+        file.write("\t" + " ".join(tokens[target] for target in everywhere) + "\n")
         for source_id, piece in enumerate(tokens):
             targets = shortlist.targets_of(source_id)
             if len(targets):

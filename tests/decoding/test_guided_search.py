@@ -287,11 +287,6 @@ def test_hypotheses_finished_before_nothing_more_may_follow_are_the_answer() -> 
     assert found.score == pytest.approx(0.0)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="the tokens forbidden to a beam that is stuck share its probability, and fill the 2K places of "
-    "the step before the other beams' continuations",
-)
 def test_a_beam_that_is_stuck_does_not_end_the_others() -> None:
     """Behind token 1 nothing may follow; behind 2 everything may, at a lower score."""
     logits = np.array([-9.0, 3.0, 1.0, -9.0, -9.0])

@@ -19,6 +19,7 @@ from exporters.checkpoint import Checkpoint
 from exporters.export import export_bundle
 from exporters.graphs import GraphContext
 from exporters.quantization import quantized
+from exporters.step_graphs import StepKind
 from exporters.verification import require_equal, verify
 
 
@@ -44,8 +45,8 @@ def shift_last_bias(model: onnx.ModelProto) -> onnx.ModelProto:
 def perturbing(*, of_shortlist: bool) -> Callable[..., onnx.ModelProto]:
     original = export_module.decoder_step
 
-    def build(context: GraphContext, *, shortlist: bool, beams: bool) -> onnx.ModelProto:
-        model = original(context, shortlist=shortlist, beams=beams)
+    def build(context: GraphContext, kind: StepKind, *, shortlist: bool) -> onnx.ModelProto:
+        model = original(context, kind, shortlist=shortlist)
         return shift_last_bias(model) if shortlist is of_shortlist else model
 
     return build

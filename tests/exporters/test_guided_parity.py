@@ -380,11 +380,6 @@ def test_when_the_shortlist_leaves_two_tokens_only_they_are_chosen(exported: Exp
     assert found.finish_reason is FinishReason.LENGTH
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="-1e9 and a logit less 1e9 are one number in float32: the softmax of such a row also gives "
-    "to what the row may not say at all",
-)
 def test_when_all_of_a_shortlist_is_forbidden_nothing_outside_it_is_chosen(exported: Exported) -> None:
     guidance = Guidance(min_target_tokens=LIMIT + 1, forbidden=((20,), (30,), (40,)), prefix=(30,))
     job = Job(0, DecodingOptions(beam_size=2), guidance, candidates=ONLY_THESE)
@@ -392,11 +387,6 @@ def test_when_all_of_a_shortlist_is_forbidden_nothing_outside_it_is_chosen(expor
     assert (found.token_ids, found.finish_reason) == ((30,), FinishReason.FORBIDDEN)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="-1e9 and a logit less 1e9 are one number in float32: the softmax of such a row also gives "
-    "to the unknown piece",
-)
 def test_when_all_that_a_model_may_say_is_forbidden_the_unknown_piece_is_not_chosen(
     exported: Exported,
 ) -> None:

@@ -58,7 +58,8 @@ def test_a_row_that_cannot_saturate_is_left_alone_and_no_row_is_more_than_halved
     if factors is None:
         assert is_safe.all()
     else:
-        assert (factors <= 1).all() and (factors >= 0.49).all()
+        assert (factors <= 1).all()
+        assert (factors >= 0.49).all()
         assert (factors[~is_safe] < 1).all()
         # 32767 / 255 is a little above 128: a pair of 129 with one product cut short is reduced as well.
         sums = np.abs(values.astype(np.int64)).sum(axis=1)
@@ -66,9 +67,7 @@ def test_a_row_that_cannot_saturate_is_left_alone_and_no_row_is_more_than_halved
 
 
 @given(
-    shapes.flatmap(
-        lambda shape: arrays.arrays(np.float32, shape, elements=st.floats(-1e3, 1e3, width=32))
-    )
+    shapes.flatmap(lambda shape: arrays.arrays(np.float32, shape, elements=st.floats(-1e3, 1e3, width=32)))
 )
 def test_float_weights_become_int8_that_never_saturates_within_half_a_step(
     weight: npt.NDArray[np.float32],

@@ -71,12 +71,12 @@ class Schedule(RuleBasedStateMachine):
             assert entry is self.oldest_seatable(), "the oldest that has a place comes first"
             assert admission.group == self.group_of(entry)
             assert admission.slot == len(self.slots[admission.group]), "newcomers sit behind the running rows"
-            num_tokens += self.lengths[admission.group]
+            num_tokens += entry.num_source_tokens
             assert number == 0 or num_tokens <= self.budget, "only a lone head may exceed the budget"
             self.waiting.remove(entry)
             self.slots[admission.group].append(entry)
         if (left_out := self.oldest_seatable()) is not None:
-            more = num_tokens + self.lengths[self.group_of(left_out)]
+            more = num_tokens + left_out.num_source_tokens
             assert num_tokens, "the head is always admitted"
             assert more > self.budget, "whoever fits is admitted"
 
