@@ -30,6 +30,7 @@ class GraphBuilder:
         self._store = store
         self._nodes: list[onnx.NodeProto] = []
         self._initializers: dict[str, onnx.TensorProto] = {}
+        self._constants: dict[tuple[str, tuple[int, ...], bytes], str] = {}
         self._inputs: list[onnx.ValueInfoProto] = []
         self._outputs: list[onnx.ValueInfoProto] = []
         self._declared: list[onnx.ValueInfoProto] = []
@@ -42,7 +43,7 @@ class GraphBuilder:
     def output(self, value: str, name: str, dtype: int, dims: Dims) -> None:
         """Make a value a graph output under the given name."""
         if value != name:
-            self._nodes.append(helper.make_node("Identity", [value], [name], name=f"output_{name}"))
+            self._nodes.append(helper.make_node("Identity", [value], [name]))
         self._outputs.append(helper.make_tensor_value_info(name, dtype, dims))
 
     def declare(self, value: str, dtype: int, dims: Dims) -> None:
@@ -57,11 +58,12 @@ class GraphBuilder:
     def constant(self, values: npt.NDArray[Any] | np.generic) -> str:
         """A small constant kept in the graph itself; equal ones are kept once."""
         array = np.asarray(values)
-        key = f"const_{array.dtype}_{'x'.join(map(str, array.shape))}_{array.tobytes().hex()}"
         if array.nbytes > 256:
             raise ValueError(f"a constant of {array.nbytes} bytes belongs into the weight store")
-        self._initializers.setdefault(key, numpy_helper.from_array(array, key))
-        return key
+        content = (str(array.dtype), array.shape, array.tobytes())
+        name = self._constants.setdefault(content, f"c{len(self._constants)}")
+        self._initializers.setdefault(name, numpy_helper.from_array(array, name))
+        return name
 
     def ints(self, *values: int) -> str:
         """A constant int64 [n]: axes, shapes."""
@@ -90,22 +92,17 @@ class GraphBuilder:
     ) -> list[str]:
         """Append a node with several outputs, named by the graph unless `names` is given; "" is left out."""
         index = len(self._nodes)
-        outputs = list(names) if names else [f"{op_type.lower()}_{index}_{i}" for i in range(num_outputs)]
+        outputs = list(names) if names else [f"v{index}_{i}" for i in range(num_outputs)]
         self._nodes.append(
-            helper.make_node(
-                op_type, list(inputs), outputs, domain=domain, name=f"{op_type}_{index}", **attributes
-            )
+            # Without names of their own: names are half of a graph's bytes.
+            helper.make_node(op_type, list(inputs), outputs, domain=domain, **attributes)
         )
         return outputs
 
     def split(self, x: str, num_parts: int) -> list[str]:
         """Equal parts of x along its last axis."""
-        outputs = [f"split_{len(self._nodes)}_{i}" for i in range(num_parts)]
-        self._nodes.append(
-            helper.make_node(
-                "Split", [x], outputs, name=f"Split_{len(self._nodes)}", axis=-1, num_outputs=num_parts
-            )
-        )
+        outputs = [f"v{len(self._nodes)}_{i}" for i in range(num_parts)]
+        self._nodes.append(helper.make_node("Split", [x], outputs, axis=-1, num_outputs=num_parts))
         return outputs
 
     def build(self) -> onnx.ModelProto:

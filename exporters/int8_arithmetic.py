@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from exporters.checkpoint import Checkpoint, Float32Array
+from exporters.checkpoint import Checkpoint
 from exporters.graph_builder import FLOAT, INT8, MICROSOFT, GraphBuilder
 from exporters.linear import quantized_weight, side_by_side, vector
-from exporters.quantization import reduction_factors
+from exporters.quantization import MAX_PAIR_SUM, Int16Array, reduction_divisors
 
 _ZERO_POINT = 128
 """Activations are stored as uint8 around 128, as Marian's "shifted" int8 does."""
@@ -38,12 +38,12 @@ class Int8Arithmetic:
             parts = [self.linear(graph, x, [name], after_relu=after_relu) for name in names]
             return graph.op("Concat", *parts, axis=-1)
         name, values, weight_scales, bias = side_by_side(self._checkpoint, names)
-        factors = reduction_factors(values.T)
+        divisors = reduction_divisors(values.T)
         return self._multiply(
             graph,
             x,
-            _reduced(graph, name, graph.weight(f"{name}.weight", values), factors),
-            _reduced_scale(graph, name, weight_scales, factors),
+            _reduced(graph, name, graph.weight(f"{name}.weight", values), divisors, axis=1),
+            _reduced_scale(graph, name, graph.weight(f"{name}.scale", weight_scales), divisors),
             None if bias is None else graph.weight(f"{name}.bias", bias),
             activation_scale=scales.pop(),
             after_relu=after_relu,
@@ -91,16 +91,14 @@ class Int8Arithmetic:
     def _embedding(self, graph: GraphBuilder) -> tuple[str, str]:
         """The output projection's table int8 [V,d] and its scales f32 [V]."""
         embedding = quantized_weight(self._checkpoint, "embedding.weight")
-        factors = reduction_factors(embedding.values)
+        divisors = reduction_divisors(embedding.values)
         table = graph.weight("embedding.weight", embedding.values)
-        if factors is not None:
-            factors = factors[:, None]
-        scales = np.broadcast_to(embedding.scale, len(embedding.values)).astype(np.float32)
-        if factors is None and embedding.scale.ndim:
-            return table, graph.weight("embedding.scale", embedding.scale)
+        scales = graph.weight("embedding.scale", embedding.scale)
+        if not embedding.scale.ndim:
+            scales = graph.op("Expand", scales, graph.ints(len(embedding.values)))
         return (
-            _reduced(graph, "embedding", table, factors),
-            _reduced_scale(graph, "embedding", scales, None if factors is None else factors[:, 0]),
+            _reduced(graph, "embedding", table, divisors, axis=0),
+            _reduced_scale(graph, "embedding", scales, divisors),
         )
 
     def _multiply(
@@ -146,15 +144,24 @@ class Int8Arithmetic:
         return y if bias is None else graph.op("Add", y, bias)
 
 
-def _reduced(graph: GraphBuilder, name: str, weight: str, factors: Float32Array | None) -> str:
-    """The stored int8 weight times its factors, rounded when the graph is loaded; or as it is."""
-    if factors is None:
+def _reduced(graph: GraphBuilder, name: str, weight: str, divisors: Int16Array | None, *, axis: int) -> str:
+    """`exporters.quantization.reduced` of a stored weight, whose outputs lie along `axis`, at load."""
+    if divisors is None:
         return weight
-    exact = graph.op("Mul", graph.op("Cast", weight, to=FLOAT), graph.weight(f"{name}.reduction", factors))
-    return graph.op("Cast", graph.op("Round", exact), to=INT8)
+    by_output = graph.op("Unsqueeze", _divisors(graph, name, divisors), graph.ints(1 - axis))
+    scaled = graph.op("Mul", graph.op("Cast", weight, to=FLOAT), graph.constant(np.float32(MAX_PAIR_SUM)))
+    return graph.op("Cast", graph.op("Round", graph.op("Div", scaled, by_output)), to=INT8)
 
 
-def _reduced_scale(graph: GraphBuilder, name: str, scales: Float32Array, factors: Float32Array | None) -> str:
-    if factors is None:
-        return graph.weight(f"{name}.scale", scales)
-    return graph.weight(f"{name}.reduced_scale", (scales / factors).astype(np.float32))
+def _reduced_scale(graph: GraphBuilder, name: str, scale: str, divisors: Int16Array | None) -> str:
+    """The scale [out] that belongs to the reduced weight, at load."""
+    if divisors is None:
+        return scale
+    share = graph.op("Div", _divisors(graph, name, divisors), graph.constant(np.float32(MAX_PAIR_SUM)))
+    return graph.op("Mul", scale, share)
+
+
+def _divisors(graph: GraphBuilder, name: str, divisors: Int16Array) -> str:
+    """Stored as what they are above 128, in one byte each."""
+    excess = graph.weight(f"{name}.reduction", (divisors - MAX_PAIR_SUM).astype(np.uint8))
+    return graph.op("Add", graph.op("Cast", excess, to=FLOAT), graph.constant(np.float32(MAX_PAIR_SUM)))

@@ -75,7 +75,9 @@ def side_by_side(
             vector(checkpoint, f"{name}.bias") if has_bias else np.zeros(len(weight.values), np.float32)
         )
     bias = np.concatenate(biases)
-    return "+".join(names), values, scales.astype(np.float32), bias if bias.any() else None
+    # Names are half of a graph's bytes: the first layer's, and how many more.
+    stored_name = names[0] if len(names) == 1 else f"{names[0]}+{len(names) - 1}"
+    return stored_name, values, scales.astype(np.float32), bias if bias.any() else None
 
 
 class Float32Arithmetic:

@@ -16,11 +16,11 @@ import numpy.typing as npt
 from app.errors import CheckpointError
 from exporters.checkpoint import Checkpoint, Float32Array, Int8Array, QuantizedWeight
 
+Int16Array = npt.NDArray[np.int16]
+
 _INT8_MAX = 127
 MAX_PAIR_SUM = 128
 """Largest sum of two neighbours of one sign that cannot saturate."""
-_ROUNDED_UP = np.float32((MAX_PAIR_SUM - 1) / MAX_PAIR_SUM)
-"""Rounding adds at most one half to each of a pair: one less makes room for that."""
 
 
 def pair_sums(weight: npt.NDArray[np.generic]) -> Float32Array:
@@ -35,18 +35,26 @@ def pair_sums(weight: npt.NDArray[np.generic]) -> Float32Array:
     return largest
 
 
-def reduction_factors(values: Int8Array) -> Float32Array | None:
-    """By what each row of int8 [out, in] is multiplied before it is rounded, so that no pair saturates.
+def reduction_divisors(values: Int8Array) -> Int16Array | None:
+    """D by row of int8 [out, in]: ``round(values * 128 / D)`` has no pair that saturates.
 
     Returns:
-        float32 [out], at most 1; None when every row is safe as it is.
+        int16 [out], the least such D of each row, 128 (no change) to 258; None when no row needs any.
     """
     sums = pair_sums(values)
     if (sums <= MAX_PAIR_SUM).all():
         return None
-    factors = np.where(sums > MAX_PAIR_SUM, np.float32(MAX_PAIR_SUM) / sums, np.float32(1))
-    unsafe = pair_sums(np.rint(values * factors[:, None])) > MAX_PAIR_SUM
-    return np.where(unsafe, factors * _ROUNDED_UP, factors).astype(np.float32)
+    divisors = np.maximum(sums, MAX_PAIR_SUM).astype(np.int16)
+    # Rounding may add a half to each of a pair; a few more always make room for that.
+    while (unsafe := pair_sums(reduced(values, divisors)) > MAX_PAIR_SUM).any():
+        divisors[unsafe] += 1
+    return divisors
+
+
+def reduced(values: Int8Array, divisors: Int16Array) -> Int8Array:
+    """``round(values * 128 / D)`` of int8 [out, in] in float32, as the graphs do it when they are loaded."""
+    exact = values.astype(np.float32) * np.float32(MAX_PAIR_SUM) / divisors[:, None].astype(np.float32)
+    return np.rint(exact).astype(np.int8)
 
 
 def quantize(weight: Float32Array) -> QuantizedWeight:
@@ -66,7 +74,8 @@ def quantize(weight: Float32Array) -> QuantizedWeight:
     scale = np.maximum(np.abs(weight).max(axis=1) / _INT8_MAX, pair_sums(weight) / MAX_PAIR_SUM)
     scale[scale == 0] = 1.0
     unsafe = pair_sums(np.rint(weight / scale[:, None])) > MAX_PAIR_SUM
-    scale = np.where(unsafe, scale / _ROUNDED_UP, scale).astype(np.float32)
+    # Rounding may add a half to each of a pair: one less makes room for that.
+    scale = np.where(unsafe, scale * MAX_PAIR_SUM / (MAX_PAIR_SUM - 1), scale).astype(np.float32)
     values = np.clip(np.rint(weight / scale[:, None]), -_INT8_MAX, _INT8_MAX).astype(np.int8)
     return QuantizedWeight(values, scale)
 

@@ -17,6 +17,7 @@ top-k keeps that order.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -172,7 +173,8 @@ class BeamSearch:
         options = self._options
         if options.length_penalty == 0 and options.patience == 1:
             return self._best_ended and len(self._finished) >= options.num_hypotheses
-        return len(self._finished) >= max(1, round(options.beam_size * options.patience))
+        # Half a hypothesis counts as one, as in CTranslate2.
+        return len(self._finished) >= max(1, math.floor(options.beam_size * options.patience + 0.5))
 
     def _finish(
         self,

@@ -46,7 +46,7 @@ def test_progress_goes_on_while_one_line_holds_back_those_after_it(
     assert sorted(seen) == ["translated"] * 5 + ["written"] * 5
 
 
-@pytest.mark.parametrize(("workers", "lines_in_flight"), [(1, 256), (4, 512)])
+@pytest.mark.parametrize(("workers", "lines_in_flight"), [(1, 256), (4, 1024)])
 def test_no_more_lines_are_in_flight_than_keep_the_rows_busy(
     engine: LineEngine,
     tmp_path: Path,

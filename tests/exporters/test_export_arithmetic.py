@@ -20,7 +20,7 @@ from exporters.checkpoint import Checkpoint, QuantizedWeight
 from exporters.graph_builder import FLOAT, INT64, GraphBuilder
 from exporters.int8_arithmetic import Int8Arithmetic
 from exporters.linear import Float32Arithmetic
-from exporters.quantization import quantize, quantized, reduction_factors
+from exporters.quantization import quantize, quantized, reduction_divisors
 from exporters.weight_store import WEIGHTS_NAME, WeightStore
 from model.config import TransformerConfig
 
@@ -75,10 +75,10 @@ def product(x: Array, weight: QuantizedWeight, bias: Array | float) -> Array:
 
 def reduced(weight: QuantizedWeight) -> QuantizedWeight:
     """What an int8 layer multiplies by: extreme weights would saturate, so their rows are reduced."""
-    factors = reduction_factors(weight.values)
-    assert factors is not None
-    values = np.rint(weight.values * factors[:, None]).astype(np.int8)
-    return QuantizedWeight(values, (weight.scale / factors).astype(np.float32))
+    divisors = reduction_divisors(weight.values)
+    assert divisors is not None
+    values = np.rint(weight.values.astype(np.float64) * 128 / divisors[:, None]).astype(np.int8)
+    return QuantizedWeight(values, (weight.scale * divisors / 128).astype(np.float32))
 
 
 def run(graph: GraphBuilder, store: WeightStore, folder: Path, feeds: dict[str, Array]) -> list[Array]:
@@ -305,7 +305,7 @@ def test_a_graph_refuses_a_name_that_stands_for_two_values() -> None:
         graph.op("Abs", "x", name="y")
 
     def weight_and_node(graph: GraphBuilder) -> None:
-        graph.weight("relu_0_0", np.zeros(3, np.float32))
+        graph.weight("v0_0", np.zeros(3, np.float32))
         graph.op("Relu", "x")
 
     def two_outputs(graph: GraphBuilder) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from exporters.quantization import quantize, reduction_factors
+from exporters.quantization import quantize, reduced, reduction_divisors
 
 Int8Array = npt.NDArray[np.int8]
 
@@ -31,39 +31,39 @@ def worst_inputs(weight: Int8Array) -> npt.NDArray[np.uint8]:
     return np.concatenate(ends).astype(np.uint8)
 
 
-def reduced(values: Int8Array) -> Int8Array:
-    factors = reduction_factors(values)
-    return values if factors is None else np.rint(values * factors[:, None]).astype(np.int8)
+def safe(values: Int8Array) -> Int8Array:
+    divisors = reduction_divisors(values)
+    return values if divisors is None else reduced(values, divisors)
 
 
 def test_two_large_neighbours_do_saturate_unless_they_are_reduced() -> None:
     weight = np.array([[127, 127]], dtype=np.int8)
     x = np.array([[255, 255]], dtype=np.uint8)
     assert saturating_product(x, weight)[0, 0] == 2**15 - 1
-    assert saturating_product(x, reduced(weight))[0, 0] == 255 * 128
+    assert saturating_product(x, safe(weight))[0, 0] == 255 * 128
 
 
 @given(anything)
 def test_reduced_weights_never_saturate(values: Int8Array) -> None:
-    weight = reduced(values)
+    weight = safe(values)
     x = worst_inputs(weight)
     assert np.array_equal(saturating_product(x, weight), x.astype(np.int64) @ weight.T.astype(np.int64))
 
 
 @given(anything)
 def test_a_row_that_cannot_saturate_is_left_alone_and_no_row_is_more_than_halved(values: Int8Array) -> None:
-    factors = reduction_factors(values)
+    divisors = reduction_divisors(values)
     x = worst_inputs(values)
     is_safe = (saturating_product(x, values) == x.astype(np.int64) @ values.T.astype(np.int64)).all(axis=0)
-    if factors is None:
+    if divisors is None:
         assert is_safe.all()
-    else:
-        assert (factors <= 1).all()
-        assert (factors >= 0.49).all()
-        assert (factors[~is_safe] < 1).all()
-        # 32767 / 255 is a little above 128: a pair of 129 with one product cut short is reduced as well.
-        sums = np.abs(values.astype(np.int64)).sum(axis=1)
-        assert (factors[sums <= 128] == 1).all()
+        return
+    assert divisors.min() >= 128
+    assert divisors.max() <= 258
+    assert (divisors[~is_safe] > 128).all()
+    # 32767 / 255 is a little above 128: a pair of 129 with one product cut short is reduced as well.
+    sums = np.abs(values.astype(np.int64)).sum(axis=1)
+    assert (divisors[sums <= 128] == 128).all()
 
 
 @given(
@@ -78,4 +78,4 @@ def test_float_weights_become_int8_that_never_saturates_within_half_a_step(
     assert np.array_equal(saturating_product(x, packed.values), exact)
     error = np.abs(packed.to_float() - weight).max(axis=1, initial=0)
     assert (error <= 0.501 * packed.scale).all()
-    assert reduction_factors(packed.values) is None
+    assert reduction_divisors(packed.values) is None
