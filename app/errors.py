@@ -52,7 +52,7 @@ class InvalidRequest(DragomanError):
 
 
 class InvalidOption(InvalidRequest):
-    """An option is out of range, or contradicts another one or the bundle."""
+    """Options contradict one another or the bundle, or a phrase or prefix cannot be honoured."""
 
     code = "invalid_option"
 

@@ -1,13 +1,14 @@
 """Guide a translation: forbid a word, continue a given beginning, see what each token was made from.
 
-Start the service with ``make serve``, then run ``python examples/guided_translation.py``; it needs nothing
-but Python.
+Start the service with ``make serve``, then run ``python examples/guided_translation.py [ADDRESS]``; it needs
+nothing but Python. Attention is a hint, not a dictionary: a pronoun may lean on its verb.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+import urllib.error
 import urllib.request
 from typing import Any
 
@@ -39,4 +40,10 @@ def main(url: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:8000")
+    address = sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:8000"
+    try:
+        main(address)
+    except urllib.error.URLError as error:
+        sys.exit(
+            f"no service answers at {address} ({error.reason}); start one with `make serve`, or name its address"
+        )

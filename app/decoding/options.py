@@ -99,7 +99,9 @@ class DecodingOptions:
         """
         least = max(self.min_target_tokens, math.ceil(self.min_target_ratio * num_source_tokens))
         if self.max_target_ratio is None:
-            most = max(least, math.ceil(default_ratio * num_source_tokens))
+            most = math.ceil(default_ratio * num_source_tokens)
+            if least >= most:
+                most += least  # room to end behind the least
         else:
             most = math.ceil(self.max_target_ratio * num_source_tokens)
         if self.max_target_tokens is not None:

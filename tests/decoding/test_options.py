@@ -46,12 +46,12 @@ def test_of_clashing_bounds_the_model_s_comes_first_then_the_named_most_then_the
         if "max_target_ratio" in wanted
         else math.inf,
     ]
+    default = math.ceil(default_ratio * num_source_tokens)
     assert 1 <= bounds.max_tokens <= min(named)
     assert bounds.min_tokens == min(least, *named)
     if "max_target_ratio" in wanted or least >= default_ratio * num_source_tokens:
-        assert bounds.max_tokens == min(named) or bounds.max_tokens == least
+        assert bounds.max_tokens == min(named) or bounds.max_tokens == least + default
     if not least:
-        default = math.ceil(default_ratio * num_source_tokens)
         ratio_limit = named[2] if "max_target_ratio" in wanted else default
         assert bounds == (0, min(ratio_limit, *named[:2]))
 
@@ -61,9 +61,9 @@ def test_a_least_length_raises_the_bundle_s_default_but_not_what_the_request_nam
         return DecodingOptions(**options).target_bounds(10, default_ratio=2.0, model_limit=50)
 
     assert bounds() == (0, 20)
-    assert bounds(min_target_tokens=30) == (30, 30)
-    assert bounds(min_target_ratio=3.0) == (30, 30)
-    assert bounds(min_target_tokens=30, max_target_tokens=40) == (30, 30)
+    assert bounds(min_target_tokens=25) == (25, 45)
+    assert bounds(min_target_ratio=3.0) == (30, 50)
+    assert bounds(min_target_tokens=30, max_target_tokens=40) == (30, 40)
     assert bounds(min_target_tokens=30, max_target_ratio=2.5) == (25, 25)
     assert bounds(min_target_ratio=3.0, max_target_tokens=24) == (24, 24)
     assert bounds(min_target_ratio=9.0) == (50, 50)
