@@ -44,6 +44,4 @@ if __name__ == "__main__":
     try:
         main(address)
     except urllib.error.URLError as error:
-        sys.exit(
-            f"no service answers at {address} ({error.reason}); start one with `make serve`, or name its address"
-        )
+        sys.exit(f"no service answers at {address} ({error.reason}); run `make serve`, or name its address")
