@@ -36,6 +36,7 @@ class Guidance:
             multiplied when negative (Keskar et al. 2019, section 4.1).
         forbidden: sequences of tokens that may not occur; without end-of-sentence.
         prefix: what the target starts with; without end-of-sentence.
+        not_after_prefix: tokens that may not come right behind the prefix.
         keeps_attention: whether hypotheses tell what each token was translated from.
     """
 
@@ -44,6 +45,7 @@ class Guidance:
     repetition_penalty: float = 1.0
     forbidden: tuple[tuple[int, ...], ...] = ()
     prefix: tuple[int, ...] = ()
+    not_after_prefix: frozenset[int] = frozenset()
     keeps_attention: bool = False
 
     def __post_init__(self) -> None:
@@ -87,6 +89,8 @@ def _forbidden(guidance: Guidance, token_ids: Sequence[int], eos_id: int) -> set
     forbidden: set[int] = set()
     for length, last_after in guidance.forbidden_after.items():
         forbidden |= last_after.get(tokens[len(tokens) - length :], frozenset())
+    if len(tokens) == len(guidance.prefix):
+        forbidden |= guidance.not_after_prefix
     if len(tokens) + 1 < guidance.min_target_tokens:
         forbidden.add(eos_id)
     size = guidance.no_repeat_ngram_size

@@ -225,7 +225,7 @@ class Engine:
         model.check_request(request)
         for index, text in enumerate(request.texts):
             check_text(text, name=f"text {index}")
-        num_characters = sum(map(len, request.texts))
+        num_characters = sum(map(len, (*request.texts, *request.target_prefixes)))
         # To spell phrases takes longer than to tokenise a text.
         is_short = num_characters <= _INLINE_CHARACTERS and not request.options.forbidden
         num_beams = request.options.beam_size

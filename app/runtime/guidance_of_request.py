@@ -16,12 +16,12 @@ end of the translation follows.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from app.decoding.guidance import Guidance
 from app.errors import InvalidOption
-from app.runtime.preparation import PreparedSegment, PreparedText
+from app.runtime.preparation import PreparedText
 from app.runtime.request import TranslationRequest
 from app.text import Tokenizer, check_text
 
@@ -29,8 +29,6 @@ _MAX_SPELLINGS = 32
 """Of one phrase. A five-letter word has 10 to 20, and a model hardly writes more pieces than it must."""
 _MAX_SPELLINGS_IN_ALL = 1000
 """Of all phrases: each is compared with the target at every step of every beam."""
-_SPACE = "\u2581"
-"""What a piece starts with when a space precedes it (SentencePiece)."""
 
 
 @dataclass(frozen=True)
@@ -97,13 +95,13 @@ def plan_targets(
             # One object for all segments that are asked the same: it keeps a table of what is forbidden.
             guidance = None if prefix else shared.get(bounds.min_tokens)
             if guidance is None:
-                glued = _glued(prefix, segment, tokenizer) if prefix and given.endswith(" ") else ()
                 guidance = Guidance(
                     min_target_tokens=bounds.min_tokens,
                     no_repeat_ngram_size=request.options.no_repeat_ngram_size,
                     repetition_penalty=request.options.repetition_penalty,
-                    forbidden=(*forbidden, *glued),
+                    forbidden=forbidden,
                     prefix=prefix,
+                    not_after_prefix=tokenizer.joining_ids if prefix and given.endswith(" ") else frozenset(),
                     keeps_attention=request.options.alignment,
                 )
                 if not prefix:
@@ -161,16 +159,6 @@ def prefix_ids(prefix: str, tokenizer: Tokenizer, *, name: str) -> tuple[int, ..
             "send an empty one"
         )
     return tuple(ids)
-
-
-def _glued(
-    prefix: tuple[int, ...], segment: PreparedSegment, tokenizer: Tokenizer
-) -> Iterable[tuple[int, ...]]:
-    """The prefix with each piece that would go on without a space behind it."""
-    ids = range(tokenizer.vocabulary_size) if segment.candidates is None else segment.candidates.tolist()
-    for token_id, piece in zip(ids, tokenizer.pieces(ids), strict=True):
-        if not piece.startswith(_SPACE) and token_id != tokenizer.eos_id:
-            yield (*prefix, token_id)
 
 
 def _check_allowed(

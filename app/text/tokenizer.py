@@ -168,6 +168,16 @@ class Tokenizer:
         """
         return [str(self._processor.id_to_piece(token_id)) for token_id in ids]
 
+    @functools.cached_property
+    def joining_ids(self) -> frozenset[int]:
+        """The ids, without EOS, whose pieces go on without a space before them."""
+        pieces = enumerate(self.pieces(range(self.vocabulary_size)))
+        return frozenset(
+            token_id
+            for token_id, piece in pieces
+            if not piece.startswith("\u2581") and token_id != self.eos_id
+        )
+
     def spellings(self, text: str, *, limit: int) -> list[tuple[int, ...]]:
         """Return the id sequences, without EOS, that all give ``text``: its own, then those of fewest pieces.
 

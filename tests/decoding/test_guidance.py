@@ -117,3 +117,12 @@ def test_a_token_that_is_forbidden_is_not_penalised_too() -> None:
         Adjustment(4, 1.0, FORBIDDEN),
         Adjustment(2, 1.5, 0.0),
     ]
+
+
+def test_what_may_not_follow_the_prefix_may_come_later() -> None:
+    guidance = Guidance(prefix=(3, 4), not_after_prefix=frozenset({5, 6}))
+    assert adjustments(guidance, (3, 4), eos_id=0) == [
+        Adjustment(5, 1.0, FORBIDDEN),
+        Adjustment(6, 1.0, FORBIDDEN),
+    ]
+    assert adjustments(guidance, (3, 4, 7), eos_id=0) == []
