@@ -32,10 +32,10 @@ from app.runtime.onnx_model import OnnxModel, load_model
 from app.text import Tokenizer
 from benchmarks.quality import score
 from benchmarks.testsets import TestSet, load
-from exporters.parallel_text import ParallelText
 from exporters.shortlist_training import ShortlistOptions, build_shortlist
 from exporters.verification import serve
 from exporters.word_alignment import LexicalTable, lexical_table, tokenize_pairs
+from model.data.parallel_text import ParallelText
 
 _GROUP = 32
 _MAX_TOKENS = 128

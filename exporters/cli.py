@@ -20,7 +20,6 @@ from exporters.bundle_shortlist import check_takes_shortlist, put_into_bundle
 from exporters.export import ExportOptions, export_bundle
 from exporters.marian import import_marian
 from exporters.model_card import ModelFacts, model_card
-from exporters.parallel_text import ParallelText
 from exporters.quality import record_quality
 from exporters.shortlist_training import (
     DEFAULT_MAX_PAIRS,
@@ -28,6 +27,7 @@ from exporters.shortlist_training import (
     TrainedShortlist,
     train_shortlist,
 )
+from model.data.parallel_text import ParallelText
 
 app = typer.Typer(
     name="export",

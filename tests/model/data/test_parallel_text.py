@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.errors import InvalidOption
-from exporters.parallel_text import ParallelText
+from model.data.parallel_text import MonolingualText, ParallelText
 
 zstd = pytest.importorskip("backports.zstd")
 
@@ -126,3 +126,56 @@ def test_a_missing_zstd_library_says_what_to_install(tmp_path: Path, monkeypatch
     monkeypatch.setitem(sys.modules, "backports.zstd", None)
     with pytest.raises(InvalidOption, match=r"pip install backports\.zstd"):
         read(path)
+
+
+LABELLED = b"br\tprose\tred house\tcasa vermelha\npt\tshort\tred\tvermelho\nbr\tshort\tblue\tazul\n"
+
+
+@pytest.mark.parametrize(
+    ("where", "sources"),
+    [
+        ({1: ["br"]}, ["red house", "blue"]),
+        ({1: ["br"], 2: ["short"]}, ["blue"]),
+        ({1: ["br", "pt"]}, ["red house", "red", "blue"]),
+        ({-3: ["short"]}, ["red", "blue"]),
+        ({1: ["de"]}, []),
+    ],
+)
+def test_only_the_rows_with_wanted_cells_come(
+    tmp_path: Path, where: dict[int, list[str]], sources: list[str]
+) -> None:
+    path = written(tmp_path / "t.tsv", LABELLED)
+    text = ParallelText(path, source_column=3, target_column=4, where=where)
+    assert [source for source, _ in text.pairs()] == sources
+    assert list(MonolingualText(path, column=3, where=where).texts()) == sources
+
+
+def test_a_column_of_a_condition_that_a_line_lacks_is_named(tmp_path: Path) -> None:
+    path = written(tmp_path / "t.tsv", b"a\tb\n")
+    with pytest.raises(InvalidOption, match="line 1: .* has 2 .* columns 1 and 2 and 5"):
+        list(ParallelText(path, where={5: ["x"]}).pairs())
+
+
+@pytest.mark.parametrize(
+    ("where", "words"), [({0: ["x"]}, "chosen column is 0"), ({1: []}, "no list of values for column 1")]
+)
+def test_impossible_conditions_are_refused_before_reading(
+    tmp_path: Path, where: dict[int, list[str]], words: str
+) -> None:
+    with pytest.raises(InvalidOption, match=words):
+        ParallelText(tmp_path / "none", where=where)
+    with pytest.raises(InvalidOption, match=words):
+        MonolingualText(tmp_path / "none", column=1, where=where)
+
+
+def test_conditions_on_plain_lines_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidOption, match="two files of plain lines"):
+        ParallelText(tmp_path / "a", tmp_path / "b", where={1: ["x"]})
+    with pytest.raises(InvalidOption, match="name the text's column"):
+        MonolingualText(tmp_path / "a", where={1: ["x"]})
+
+
+def test_text_of_one_language_is_a_column_or_whole_lines(tmp_path: Path) -> None:
+    path = written(tmp_path / "t.tsv", b"a\tum\nb\tdois\n")
+    assert list(MonolingualText(path, column=-1).texts()) == ["um", "dois"]
+    assert list(MonolingualText(path).texts()) == ["a\tum", "b\tdois"]
