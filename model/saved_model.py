@@ -178,6 +178,12 @@ def load_model(folder: Path) -> SavedModel:
     )
 
 
+def parameter_shapes(config: TransformerConfig) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of ``Transformer(config).state_dict()``, in its order; no memory is taken."""
+    with torch.device("meta"):
+        return {name: tuple(tensor.shape) for name, tensor in Transformer(config).state_dict().items()}
+
+
 def _description(model: SavedModel, where: str) -> bytes:
     document = {
         "format_version": FORMAT_VERSION,
@@ -270,8 +276,7 @@ def _checked_weights(
     weights: Mapping[str, Tensor], config: TransformerConfig, *, where: str
 ) -> dict[str, Tensor]:
     """The weights as contiguous float32 on the CPU, of the names and shapes that the configuration gives."""
-    with torch.device("meta"):
-        expected = {name: tuple(tensor.shape) for name, tensor in Transformer(config).state_dict().items()}
+    expected = parameter_shapes(config)
     faults = {
         "missing": expected.keys() - weights.keys(),
         "superfluous": weights.keys() - expected.keys(),
