@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from app.errors import InvalidOption
-from model.data.text_files import lines_of
+from model.data.text_files import OnRead, lines_of
 
 
 @dataclass(frozen=True)
@@ -41,21 +41,24 @@ class ParallelText:
                 "join the files to a table"
             )
 
-    def pairs(self) -> Iterator[tuple[str, str]]:
+    def pairs(self, *, on_read: OnRead | None = None) -> Iterator[tuple[str, str]]:
         """Every pair of source and target text, in the file's order.
+
+        Args:
+            on_read: is told of the progress.
 
         Raises:
             InvalidOption: a file is missing, damaged or not UTF-8, a line lacks a column, or one of two
                 files is longer. The message names the file and the line, never its text.
         """
         if self.target_path is None:
-            return self._from_table()
-        return _side_by_side(self.path, self.target_path)
+            return self._from_table(on_read)
+        return _side_by_side(self.path, self.target_path, on_read)
 
-    def _from_table(self) -> Iterator[tuple[str, str]]:
+    def _from_table(self, on_read: OnRead | None) -> Iterator[tuple[str, str]]:
         source, target = _index(self.source_column), _index(self.target_column)
         wanted = (self.source_column, self.target_column)
-        for number, cells in _rows(self.path, wanted, self.where):
+        for number, cells in _rows(self.path, wanted, self.where, on_read):
             if source % len(cells) == target % len(cells):
                 raise InvalidOption(
                     f"{self.path}, line {number}: of {len(cells)} columns, {self.source_column} and "
@@ -86,16 +89,19 @@ class MonolingualText:
             raise InvalidOption("`where` chooses rows of a table; name the text's column too")
         _check_where(self.where)
 
-    def texts(self) -> Iterator[str]:
+    def texts(self, *, on_read: OnRead | None = None) -> Iterator[str]:
         """Every text, in the file's order.
+
+        Args:
+            on_read: is told of the progress.
 
         Raises:
             InvalidOption: as for `ParallelText.pairs`.
         """
         if self.column is None:
-            return lines_of(self.path)
+            return lines_of(self.path, on_read=on_read)
         index = _index(self.column)
-        return (cells[index] for _, cells in _rows(self.path, (self.column,), self.where))
+        return (cells[index] for _, cells in _rows(self.path, (self.column,), self.where, on_read))
 
 
 def _check_column(name: str, column: int) -> None:
@@ -115,13 +121,13 @@ def _index(column: int) -> int:
 
 
 def _rows(
-    path: Path, columns: Sequence[int], where: Mapping[int, Collection[str]]
+    path: Path, columns: Sequence[int], where: Mapping[int, Collection[str]], on_read: OnRead | None
 ) -> Iterator[tuple[int, list[str]]]:
     """The line number and the cells of the wanted rows, each of which has all the columns."""
     asked = [*columns, *(column for column in where if column not in columns)]
     num_needed = max(map(abs, asked))
     conditions = [(_index(column), frozenset(values)) for column, values in where.items()]
-    for number, line in enumerate(lines_of(path), start=1):
+    for number, line in enumerate(lines_of(path, on_read=on_read), start=1):
         cells = line.split("\t")
         if len(cells) < num_needed:
             word = "columns" if len(asked) > 1 else "column"
@@ -133,8 +139,12 @@ def _rows(
             yield number, cells
 
 
-def _side_by_side(source_path: Path, target_path: Path) -> Iterator[tuple[str, str]]:
-    sources, targets = lines_of(source_path), lines_of(target_path)
+def _side_by_side(source_path: Path, target_path: Path, on_read: OnRead | None) -> Iterator[tuple[str, str]]:
+    sources = lines_of(source_path, on_read=on_read)
+    # A pair counts as one line; the bytes of both sides count.
+    targets = lines_of(
+        target_path, on_read=None if on_read is None else lambda num_bytes, _: on_read(num_bytes, 0)
+    )
     number = 0
     while True:
         source, target = next(sources, None), next(targets, None)
@@ -148,3 +158,8 @@ def _side_by_side(source_path: Path, target_path: Path) -> Iterator[tuple[str, s
             )
         number += 1
         yield source, target
+
+
+def _without_lines(on_read: OnRead) -> OnRead:
+    """A pair counts as one line, that of its source; the bytes of both files count."""
+    return lambda num_bytes, _: on_read(num_bytes, 0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import gzip
 import sys
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -16,9 +16,17 @@ from typing import IO, cast
 
 from app.errors import InvalidOption
 
+# Is told how many bytes of files, as they lie on the disk, and how many lines were read since the last call.
+OnRead = Callable[[int, int], None]
+_LINES_BETWEEN_REPORTS = 1024
 
-def lines_of(path: Path) -> Iterator[str]:
+
+def lines_of(path: Path, *, on_read: OnRead | None = None) -> Iterator[str]:
     """The lines without their ends, which are LF or CR LF; no other character ends a line.
+
+    Args:
+        path: the file.
+        on_read: is told of the progress now and then, and at the end.
 
     Raises:
         InvalidOption: the file is missing, damaged or not UTF-8. The message names the file and the line,
@@ -26,10 +34,16 @@ def lines_of(path: Path) -> Iterator[str]:
     """
     number = 0
     try:
-        with _opened(path) as file:
+        with path.open("rb") as stored, _unpacked(stored, path) as file:
+            num_bytes = num_lines = 0
             for raw in file:
                 number += 1
                 yield raw.rstrip(b"\n").rstrip(b"\r").decode("utf-8")
+                if on_read is not None and number % _LINES_BETWEEN_REPORTS == 0:
+                    on_read(stored.tell() - num_bytes, number - num_lines)
+                    num_bytes, num_lines = stored.tell(), number
+            if on_read is not None:
+                on_read(path.stat().st_size - num_bytes, number - num_lines)
     except UnicodeDecodeError as error:
         # Not chained: that error carries the text.
         raise InvalidOption(
@@ -88,20 +102,19 @@ def written_lines(*paths: Path) -> Iterator[tuple[IO[str], ...]]:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[IO[bytes]]:
+def _unpacked(stored: IO[bytes], path: Path) -> Iterator[IO[bytes]]:
     if path.suffix == ".gz":
-        with gzip.open(path, "rb") as file:
+        with gzip.open(stored, "rb") as file:
             yield cast(IO[bytes], file)
     elif path.suffix == ".zst":
         zstd = _zstd(path)
         try:
-            with zstd.open(path, "rb") as file:
+            with zstd.open(stored, "rb") as file:
                 yield file
         except zstd.ZstdError as error:
             raise EOFError(str(error)) from error
     else:
-        with path.open("rb") as file:
-            yield file
+        yield stored
 
 
 def _zstd(path: Path) -> ModuleType:

@@ -152,7 +152,7 @@ def test_only_the_rows_with_wanted_cells_come(
 
 def test_a_column_of_a_condition_that_a_line_lacks_is_named(tmp_path: Path) -> None:
     path = written(tmp_path / "t.tsv", b"a\tb\n")
-    with pytest.raises(InvalidOption, match="line 1: .* has 2 .* columns 1 and 2 and 5"):
+    with pytest.raises(InvalidOption, match=r"line 1: .* has 2 .* columns 1 and 2 and 5"):
         list(ParallelText(path, where={5: ["x"]}).pairs())
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,8 +23,8 @@ def test_what_is_written_can_be_read_line_by_line(tmp_path: Path) -> None:
 
 def test_an_error_while_writing_leaves_the_old_file_and_nothing_new(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("old")
-    with pytest.raises(TypeError), written_lines(tmp_path / "a", tmp_path / "b") as (first, _):
-        print("half of the new", file=first, end=7)  # type: ignore[call-overload]
+    with pytest.raises(UnicodeEncodeError), written_lines(tmp_path / "a", tmp_path / "b") as (first, _):
+        first.writelines(["half of the new", "\ud800"])
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("a", "old")]
 
 
@@ -40,3 +42,15 @@ def test_impossible_places_are_refused(tmp_path: Path) -> None:
         check_new([tmp_path], force=True)
     with pytest.raises(InvalidOption, match="two are the same"):
         check_new([tmp_path / "a", tmp_path / "a"], force=True)
+
+
+@pytest.mark.parametrize(("name", "pack"), [("a", bytes), ("a.gz", gzip.compress)])
+def test_all_bytes_and_lines_of_a_file_are_told(
+    tmp_path: Path, name: str, pack: Callable[[bytes], bytes]
+) -> None:
+    (tmp_path / name).write_bytes(pack(b"um\n" * 3000))
+    told: list[tuple[int, int]] = []
+    for _ in lines_of(tmp_path / name, on_read=lambda *read: told.append(read)):
+        pass
+    assert len(told) == 3
+    assert [sum(column) for column in zip(*told, strict=True)] == [(tmp_path / name).stat().st_size, 3000]

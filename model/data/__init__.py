@@ -1,0 +1,1 @@
+"""Parallel text on its way to batches of token ids."""
