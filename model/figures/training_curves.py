@@ -1,0 +1,147 @@
+"""Training curves from the metrics.jsonl of one or several runs."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from matplotlib.figure import Figure
+
+from app.errors import InvalidOption
+from model.figures.style import COLOURS, WIDTH_IN, house_style
+
+METRICS_NAME = "metrics.jsonl"
+TimeAxis = Literal["step", "time_s"]
+
+# Metrics that share a panel, and its label; every other number gets a panel of its own, under its name.
+_PANELS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("cross-entropy (nats a token)", ("loss", "dev_loss")),
+    ("BLEU, development set", ("dev_bleu",)),
+    ("chrF, development set", ("dev_chrf",)),
+    ("learning rate", ("learning_rate",)),
+    ("speed (tokens/s)", ("tokens_per_s",)),
+)
+_LINES = ("-", "--")
+_PANEL_HEIGHT_IN = 2.6
+
+
+@dataclass(frozen=True)
+class Run:
+    """The numbers of one training run.
+
+    Attributes:
+        name: for the legend.
+        series: metric -> its (step, seconds since the start, value) triples, in the file's order.
+    """
+
+    name: str
+    series: Mapping[str, Sequence[tuple[float, float, float]]]
+
+
+def read_run(path: Path) -> Run:
+    """Read a run's metrics, also while it is training: a last line without its newline is being written.
+
+    Args:
+        path: a run's folder or its metrics.jsonl: on each line a JSON object with "step" and "time_s" and any
+            numbers. What is no number (texts, null, nested objects) is not drawn.
+
+    Raises:
+        InvalidOption: the file is missing or holds no metrics, or a line is no such object.
+    """
+    file = path / METRICS_NAME if path.is_dir() else path
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidOption(
+            f"{file} cannot be read as UTF-8 text; name a training run's folder or its {METRICS_NAME}"
+        ) from error
+    series: dict[str, list[tuple[float, float, float]]] = {}
+    for number, line in enumerate(text.split("\n")[:-1], start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            step, time_s = float(row["step"]), float(row["time_s"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise InvalidOption(
+                f"{file}, line {number} is no JSON object with the numbers step and time_s; remove or mend it"
+            ) from error
+        for name, value in row.items():
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if name not in ("step", "time_s") and is_number:
+                series.setdefault(name, []).append((step, time_s, float(value)))
+    if not series:
+        raise InvalidOption(
+            f"{file} holds no numbers beside step and time_s; wait for the run's first report"
+        )
+    name = file.parent.resolve().name if file.name == METRICS_NAME else file.stem
+    return Run(name, series)
+
+
+def panels_of(runs: Sequence[Run]) -> list[tuple[str, tuple[str, ...]]]:
+    """The panels that some run has numbers for: label and metrics, the known ones first."""
+    present = {metric for run in runs for metric in run.series}
+    panels = []
+    for label, metrics in _PANELS:
+        if shown := tuple(metric for metric in metrics if metric in present):
+            panels.append((label, shown))
+            present -= set(shown)
+    return panels + [(metric, (metric,)) for metric in sorted(present)]
+
+
+@house_style()
+def draw_curves(runs: Sequence[Run], *, against: TimeAxis = "step", metrics: Sequence[str] = ()) -> Figure:
+    """One panel for each kind of number, one colour for each run.
+
+    Args:
+        runs: at least one.
+        against: updates or hours on the x axis.
+        metrics: draw these alone; empty draws all.
+
+    Raises:
+        InvalidOption: no run has one of ``metrics``.
+    """
+    panels = panels_of(runs)
+    if metrics:
+        known = sorted({metric for _, names in panels for metric in names})
+        if missing := [metric for metric in metrics if metric not in known]:
+            raise InvalidOption(f"no run has {', '.join(missing)}; the runs have {', '.join(known)}")
+        chosen = [(label, tuple(name for name in names if name in metrics)) for label, names in panels]
+        panels = [(label, names) for label, names in chosen if names]
+    columns = min(2, len(panels))
+    rows = math.ceil(len(panels) / columns)
+    figure = Figure(figsize=(WIDTH_IN, rows * _PANEL_HEIGHT_IN + 0.4), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False)
+    for axis, (label, names) in zip(axes.flat, panels, strict=False):
+        for run, colour in zip(runs, _cycled(len(runs)), strict=True):
+            for metric, line in zip(names, _LINES, strict=False):
+                if not (points := run.series.get(metric)):
+                    continue
+                x = [step if against == "step" else time_s / 3600 for step, time_s, _ in points]
+                y = [value for _, _, value in points]
+                shown = f"{run.name}: {metric}" if len(names) > 1 else run.name
+                # A single point has no line, and few points are easier seen as such.
+                marker = "o" if len(points) < 25 else None
+                axis.plot(
+                    x,
+                    y,
+                    color=colour,
+                    linestyle=line,
+                    marker=marker,
+                    markersize=3,
+                    linewidth=1.2,
+                    label=shown,
+                )
+        axis.set(xlabel="step (updates)" if against == "step" else "time (hours)", ylabel=label)
+        axis.legend()
+    for axis in list(axes.flat)[len(panels) :]:
+        axis.remove()
+    return figure
+
+
+def _cycled(count: int) -> list[str]:
+    return [COLOURS[index % len(COLOURS)] for index in range(count)]
