@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Optional
 
@@ -15,7 +15,22 @@ from app.errors import DragomanError, InvalidRequest, SettingsError
 _EXIT_FAILED = 1
 _EXIT_USAGE = 2
 _EXIT_INTERRUPTED = 130
-_TRAINING_MODULES = frozenset({"torch", "onnx", "yaml", "safetensors", "exporters", "model"})
+_TRAINING_MODULES = frozenset(
+    {
+        *(
+            "torch",
+            "onnx",
+            "yaml",
+            "safetensors",
+            "thot",
+            "backports",
+            "sacrebleu",
+            "matplotlib",
+            "tensorboard",
+        ),
+        *("exporters", "model"),
+    }
+)
 
 cli = typer.Typer(
     name="dragoman",
@@ -164,26 +179,65 @@ def settings(as_json: AsJson = False) -> None:
     print_settings(load_settings(), as_json=as_json)
 
 
-@cli.command(
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
-    add_help_option=False,
-)
-def export(context: typer.Context) -> None:
-    """Make a bundle from a checkpoint (needs the train extra); see `dragoman export --help`."""
-    try:
-        # Imported by name: the service itself must not depend on the exporters, nor they be typed here.
-        exporter = importlib.import_module("exporters.cli").app
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in _TRAINING_MODULES:
-            raise
-        from app.cli.export_help import EXPORT_HELP, needs
+def _training_tool(name: str, summary: str, load: Callable[[], typer.Typer]) -> None:
+    """Add a command of the training side, whose module is imported when it runs.
 
-        if context.args and not {"-h", "--help"} & set(context.args):
-            print(needs(str(error.name)), file=sys.stderr)
-            raise typer.Exit(_EXIT_FAILED) from None
-        print(f"{EXPORT_HELP}\n{needs(str(error.name))}")
-        raise typer.Exit from None
-    exporter(args=context.args, prog_name="dragoman export")
+    It is named as text: the service must not depend on the training side, nor that be typed here.
+    """
+
+    @cli.command(
+        name,
+        help=f"{summary} (needs the train extra); see `dragoman {name} --help`.",
+        context_settings={
+            "allow_extra_args": True,
+            "ignore_unknown_options": True,
+            "help_option_names": [],
+        },
+        add_help_option=False,
+    )
+    def run(context: typer.Context) -> None:
+        try:
+            tool = load()
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] not in _TRAINING_MODULES:
+                raise
+            from app.cli.training_help import TRAINING_HELP, needs
+
+            sentence = needs(name, str(error.name))
+            if context.args and not {"-h", "--help"} & set(context.args):
+                print(sentence, file=sys.stderr)
+                raise typer.Exit(_EXIT_FAILED) from None
+            print(f"{TRAINING_HELP[name]}\n{sentence}")
+            raise typer.Exit from None
+        tool(args=context.args, prog_name=f"dragoman {name}")
+
+
+_training_tool(
+    "export", "Make a bundle from a checkpoint", lambda: importlib.import_module("exporters.cli").app
+)
+_training_tool(
+    "data", "Clean, sample and hold out training text", lambda: importlib.import_module("model.data.cli").app
+)
+_training_tool(
+    "train",
+    "Train a Transformer on parallel text",
+    lambda: importlib.import_module("model.training.cli").train_app,
+)
+_training_tool(
+    "distil",
+    "Train a student on a teacher's translations",
+    lambda: importlib.import_module("model.training.cli").distil_app,
+)
+_training_tool(
+    "evaluate",
+    "Score bundles or services on test sets",
+    lambda: importlib.import_module("model.evaluation.cli").app,
+)
+_training_tool(
+    "plot",
+    "Draw what a model does and how its training went",
+    lambda: importlib.import_module("model.figures.cli").app,
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

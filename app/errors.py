@@ -15,6 +15,7 @@
     │   ├── BundleCorrupt       a file is missing, truncated, altered or leaves the folder
     │   └── BundleUnsupported   format version or content that this version cannot run
     ├── CheckpointError         a checkpoint to be imported is damaged or of an unknown kind
+    ├── TrainingFailed          a training run cannot go on
     ├── VerificationFailed      an export does not reproduce its reference
     └── SettingsError           a setting is unknown, ill-typed or out of range
 
@@ -137,6 +138,12 @@ class CheckpointError(DragomanError):
     """A checkpoint to be imported is damaged, hostile or of an unknown kind."""
 
     code = "checkpoint"
+
+
+class TrainingFailed(DragomanError):
+    """A training run cannot go on as it is."""
+
+    code = "training_failed"
 
 
 class VerificationFailed(DragomanError):

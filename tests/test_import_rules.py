@@ -38,6 +38,8 @@ LAYERS = {
     "app.cli": 5,
     "app.__main__": 5,
 }
+# Where the training side meets its user: here alone `model` may import `exporters`, inside a function.
+MODEL_COMMANDS = ("model.data.cli", "model.training.cli", "model.evaluation.cli", "model.figures.cli")
 # A library, and the only modules that may import it. Everything else of the installed world is free.
 ONLY_IN = {
     "torch": ("model", "exporters"),
@@ -55,12 +57,12 @@ ONLY_IN = {
     "fastapi": ("app.api",),
     "starlette": ("app.api",),
     "uvicorn": ("app.cli", "app.__main__"),
-    "typer": ("app.cli", "app.__main__", "exporters.cli"),
+    "typer": ("app.cli", "app.__main__", "exporters.cli", *MODEL_COMMANDS),
     "pydantic_settings": ("app.settings",),
     "pickle": (),
 }
-# `exporters` may be named here alone in `app`, and only inside a function.
-LAZY_EXPORTERS = ("app.__main__", "app.cli")
+# The training side may be named here alone in `app`, and only inside a function.
+LAZY_TRAINING = ("app.__main__",)
 
 
 def is_under(module: str, prefix: str) -> bool:
@@ -114,7 +116,7 @@ def faults_of(source: str, module: str, *, is_package: bool = False) -> list[str
         if top not in PACKAGES:
             continue
         if package == "app":
-            if top == "exporters" and any(is_under(module, user) for user in LAZY_EXPORTERS):
+            if top != "app" and any(is_under(module, user) for user in LAZY_TRAINING):
                 if not is_lazy:
                     faults.append(f"{where}: only inside a function")
             elif top != "app":
@@ -123,7 +125,10 @@ def faults_of(source: str, module: str, *, is_package: bool = False) -> list[str
                 faults.append(f"{where}: layer {layer_of(module)} imports layer {layer_of(name)}")
         elif package == "model":
             allowed = ("model", "app.bundle", "app.text", "app.errors")
-            if name != "app" and not any(is_under(name, prefix) for prefix in allowed):
+            if top == "exporters" and module in MODEL_COMMANDS:
+                if not is_lazy:
+                    faults.append(f"{where}: only inside a function")
+            elif name != "app" and not any(is_under(name, prefix) for prefix in allowed):
                 faults.append(f"{where}: model may import {', '.join(allowed)}")
         elif top == "app" and layer_of(name) > 2:
             faults.append(f"{where}: exporters may import layers 0 to 2")

@@ -25,12 +25,14 @@ class Batch(NamedTuple):
         source_mask: bool [B, S], True at real tokens.
         target_ids: i64 [B, T].
         target_mask: bool [B, T].
+        origins: i64 [B], the number of the source that each pair was drawn from.
     """
 
     source_ids: Tensor
     source_mask: Tensor
     target_ids: Tensor
     target_mask: Tensor
+    origins: Tensor
 
     def num_target_tokens(self) -> int:
         """Real target tokens, end tokens included."""
@@ -88,16 +90,14 @@ class BatchStream:
         max_tokens: int,
         seed: int,
         chunk_pairs: int = 8192,
-        position: StreamPosition | None = None,
     ) -> None:
-        """Begin, or go on at a position.
+        """Begin.
 
         Args:
             sources: at least one, none of them empty.
             max_tokens: of a batch, B x max(S, T), padding included; a pair with more makes a batch alone.
             seed: everything random follows from it.
             chunk_pairs: pairs that are sorted by length together.
-            position: `position` of an earlier stream over the same sources.
 
         Raises:
             ValueError: there is no source, one is empty, or a weight is not positive.
@@ -110,11 +110,6 @@ class BatchStream:
                     f"source {number} has {len(source.pairs)} pairs and weight {source.weight}; both must be "
                     "more than 0"
                 )
-        if position is not None and len(position.drawn) != len(sources):
-            raise ValueError(
-                f"the position is of {len(position.drawn)} sources and there are {len(sources)}; go on with "
-                "the sources that the run began with"
-            )
         self._sources = sources
         self._shares = np.array([source.weight for source in sources]) / sum(
             source.weight for source in sources
@@ -123,8 +118,22 @@ class BatchStream:
         self._seed = seed
         self._chunk_pairs = chunk_pairs
         self._orders: dict[tuple[int, int], IndexArray] = {}
-        self._position = position or StreamPosition(0, 0, (0,) * len(sources))
+        self._position = StreamPosition(0, 0, (0,) * len(sources))
         self._batches = self._chunk(self._position)
+
+    def go_to(self, position: StreamPosition) -> None:
+        """Go on where another stream over the same sources stood.
+
+        Raises:
+            ValueError: it was over another number of sources.
+        """
+        if len(position.drawn) != len(self._sources):
+            raise ValueError(
+                f"the position is of {len(position.drawn)} sources and there are {len(self._sources)}; go on "
+                "with the sources that the run began with"
+            )
+        self._position = position
+        self._batches = self._chunk(position)
 
     @property
     def position(self) -> StreamPosition:
@@ -141,12 +150,16 @@ class BatchStream:
     def next_batch(self, *, rank: int = 0, num_processes: int = 1) -> Batch | None:
         """The part of the next batch that is this process's; None where a batch has too few pairs for all."""
         position = self._position
-        if position.batch == len(self._batches):
+        while position.batch == len(self._batches):  # a chunk of few pairs may hold none
             position = StreamPosition(position.chunk + 1, 0, self._drawn_after(position))
             self._batches = self._chunk(position)
         mine = self._batches[position.batch][rank::num_processes]
         self._position = StreamPosition(position.chunk, position.batch + 1, position.drawn)
-        return padded_batch([self._pair(source, index) for source, index in mine]) if mine else None
+        if not mine:
+            return None
+        return padded_batch(
+            [self._pair(source, index) for source, index in mine], origins=[source for source, _ in mine]
+        )
 
     def _quota(self, chunk: int) -> list[int]:
         """Pairs of each source in a chunk: over all chunks the shares hold to within one pair."""
@@ -201,11 +214,14 @@ class BatchStream:
         return pairs.source(index), pairs.target(index)  # type: ignore[return-value]  # arrays of integers
 
 
-def padded_batch(pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Batch:
-    """One batch of pairs of token ids, padded with 0."""
+def padded_batch(
+    pairs: Sequence[tuple[Sequence[int], Sequence[int]]], *, origins: Sequence[int] | None = None
+) -> Batch:
+    """One batch of pairs of token ids, padded with 0; without `origins` all are of source 0."""
     source_ids, source_mask = padded([source for source, _ in pairs])
     target_ids, target_mask = padded([target for _, target in pairs])
-    return Batch(source_ids, source_mask, target_ids, target_mask)
+    origin_of_pair = torch.tensor(origins if origins is not None else [0] * len(pairs))
+    return Batch(source_ids, source_mask, target_ids, target_mask, origin_of_pair)
 
 
 def padded(sequences: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:

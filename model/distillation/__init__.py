@@ -1,0 +1,1 @@
+"""Distillation: a student that learns a teacher's probabilities and hidden states."""

@@ -1,0 +1,194 @@
+"""Word-level distillation: the student's probabilities and hidden states against the teacher's.
+
+Hinton et al. 2015 for the divergence, Kim and Rush 2016 for distilling translation by word, with the
+teacher's own translations as targets (their sequence level). To match hidden states as well makes the
+first steps much shorter, since the student starts as a near copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from model.attention import KeysValues
+from model.data.batches import Batch
+from model.training.objective import Loss
+from model.transformer import Transformer
+
+IdArray = npt.NDArray[np.int64]
+Candidates = Callable[[Sequence[int]], npt.NDArray[np.integer[Any]]]
+"""From source tokens to the target tokens that a translation of them may need."""
+
+
+@dataclass(frozen=True)
+class LossWeights:
+    """How much each part of the loss counts.
+
+    Attributes:
+        divergence: KL(teacher || student).
+        token: cross-entropy of the target's token.
+        hidden: mean squared difference of hidden states.
+    """
+
+    divergence: float
+    token: float
+    hidden: float
+
+
+@dataclass(frozen=True)
+class SampledVocabulary:
+    """The part of the vocabulary that a batch's probabilities run over.
+
+    The whole vocabulary would cost more than the rest of a step. What matters are the tokens that compete:
+    the batch's targets, a sample of what a lexical shortlist offers for its sources, and some random ones.
+
+    Attributes:
+        vocabulary_size: V.
+        candidates: a shortlist; None draws all from the vocabulary.
+        num_candidates: how many of the shortlist's.
+        num_others: random ones.
+        seed: of the sample, with the step.
+    """
+
+    vocabulary_size: int
+    candidates: Candidates | None
+    num_candidates: int
+    num_others: int
+    seed: int
+
+    def ids(self, batch: Batch, *, step: int) -> IdArray:
+        """Sorted ids without repetition, all targets among them, i64 [N]."""
+        random = np.random.default_rng([self.seed, 2, step])
+        parts = [np.unique(batch.target_ids[batch.target_mask].cpu().numpy())]
+        num_others = self.num_others
+        if self.candidates is None:
+            num_others += self.num_candidates
+        else:
+            sources = np.unique(batch.source_ids[batch.source_mask].cpu().numpy())
+            offered = np.asarray(self.candidates(sources.tolist()), dtype=np.int64)
+            if len(offered) > self.num_candidates:
+                offered = random.choice(offered, self.num_candidates, replace=False)
+            parts.append(offered)
+        parts.append(random.integers(0, self.vocabulary_size, num_others))
+        return np.unique(np.concatenate(parts)).astype(np.int64)
+
+
+class Distillation:
+    """The loss of a student beside its teacher, for `model.training.trainer`.
+
+    Raises:
+        ValueError: the two differ in width, depth or vocabulary.
+    """
+
+    def __init__(
+        self,
+        teacher: Transformer,
+        student: Transformer,
+        vocabulary: SampledVocabulary,
+        *,
+        weights_of_source: Sequence[LossWeights],
+    ) -> None:
+        """Freeze the teacher, and find out whether the two share an encoder.
+
+        Args:
+            teacher: on the student's device.
+            student: whose parameters' ``requires_grad`` is settled.
+            vocabulary: what the probabilities run over.
+            weights_of_source: the weights for the pairs of each source of the batches, by `Batch.origins`.
+        """
+        mine, theirs = student.config, teacher.config
+        for name in ("d_model", "decoder_layers", "vocabulary_size", "norm"):
+            if getattr(mine, name) != getattr(theirs, name):
+                raise ValueError(
+                    f"the teacher's {name} is {getattr(theirs, name)} and the student's is "
+                    f"{getattr(mine, name)}; states and words are compared one by one, so both must agree"
+                )
+        self._teacher = teacher.eval().requires_grad_(False)
+        self._vocabulary = vocabulary
+        self._weights = torch.tensor(
+            [[weights.divergence, weights.token, weights.hidden] for weights in weights_of_source],
+            device=student.output_bias.device,
+        )
+        self._shares_encoder = _same_frozen_encoder(teacher, student)
+
+    def __call__(self, model: Transformer, batch: Batch, *, step: int) -> Loss:
+        """Sum over real target tokens; the parts are the three unweighted sums."""
+        ids = torch.from_numpy(self._vocabulary.ids(batch, step=step)).to(batch.target_ids.device)  # [N]
+        places = torch.searchsorted(ids, batch.target_ids[batch.target_mask])  # [tokens]
+        with torch.no_grad():
+            memory = self._teacher.encode(batch.source_ids, batch.source_mask)  # [B, S, d]
+            theirs = _Decoding.run(self._teacher, memory, batch)
+            teacher_log_probs = theirs.log_probs(self._teacher, ids)  # [tokens, N]
+        if not self._shares_encoder:
+            memory = model.encode(batch.source_ids, batch.source_mask)  # [B, S, d]
+        mine = _Decoding.run(model, memory, batch)
+        log_probs = mine.log_probs(model, ids)  # [tokens, N]
+
+        divergence = (teacher_log_probs.exp() * (teacher_log_probs - log_probs)).sum(dim=1)  # [tokens]
+        token = -log_probs.gather(1, places[:, None])[:, 0]  # [tokens]
+        hidden = sum(
+            (ours.float() - other.float()).square().mean(dim=1)
+            for ours, other in zip(mine.hidden, theirs.hidden, strict=True)
+        )
+        assert isinstance(hidden, Tensor)  # [tokens]
+        num_positions = batch.target_ids.shape[1]
+        origins = batch.origins[:, None].expand(-1, num_positions)[batch.target_mask]  # [tokens]
+        parts = torch.stack([divergence, token, hidden], dim=1)  # [tokens, 3]
+        total = (parts * self._weights[origins]).sum()
+        sums = parts.detach().sum(dim=0).tolist()
+        return Loss(
+            total, len(places), dict(zip(("divergence", "cross_entropy", "hidden"), sums, strict=True))
+        )
+
+
+@dataclass(frozen=True)
+class _Decoding:
+    """A teacher-forced pass, at real target tokens only.
+
+    Attributes:
+        hidden: what each layer's first norm leaves behind and, last, what is projected; each [tokens, d].
+    """
+
+    hidden: tuple[Tensor, ...]
+
+    @classmethod
+    def run(cls, model: Transformer, memory: Tensor, batch: Batch) -> _Decoding:
+        caught: list[Tensor] = []
+        handles = [
+            layer.self_norm.register_forward_hook(lambda _, __, output: caught.append(output))
+            for layer in model.decoder
+            if isinstance(layer.self_norm, nn.Module)
+        ]
+        try:
+            cross: tuple[KeysValues, ...] = model.cross_keys_values(memory)
+            inputs = model.shift_right(batch.target_ids)  # [B, T, d]
+            state = model.initial_state(inputs.shape[0])
+            final, _ = model.decode(inputs, state, cross, batch.source_mask)  # [B, T, d]
+        finally:
+            for handle in handles:
+                handle.remove()
+        return cls(tuple(each[batch.target_mask] for each in (*caught, final)))
+
+    def log_probs(self, model: Transformer, ids: Tensor) -> Tensor:
+        """Log-probabilities over some ids, i64 [N]: f32 [tokens, N]."""
+        logits = functional.linear(self.hidden[-1], model.embedding.weight[ids], model.output_bias[ids])
+        return functional.log_softmax(logits.float(), dim=1)
+
+
+def _same_frozen_encoder(teacher: Transformer, student: Transformer) -> bool:
+    """Whether one pass of the encoder serves both: equal, never changing, and without dropout."""
+    theirs = dict(teacher.named_parameters())
+    if student.config.dropout:
+        return False
+    return all(
+        not parameter.requires_grad and name in theirs and torch.equal(parameter, theirs[name])
+        for name, parameter in student.named_parameters()
+        if name.startswith(("encoder", "embedding"))
+    )

@@ -1,0 +1,1 @@
+"""Training: from batches of token pairs to a model folder."""

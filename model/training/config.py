@@ -1,0 +1,316 @@
+"""What a training run is to do, as its TOML file says it; every key with its unit and default."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from app.errors import InvalidOption
+from model.config import Activation, DecoderCell, NormPlacement, PositionLayout, TransformerConfig
+from model.data.filters import FilterConfig
+from model.data.sources import SourceConfig
+from model.training.schedule import Schedule
+
+Precision = Literal["auto", "float32", "bfloat16"]
+Count = Annotated[int, Field(ge=1)]
+
+
+class Section(BaseModel):
+    """A table of the file: unknown keys are errors, values do not change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ModelSection(Section):
+    """Sizes of a model that is trained from nothing; see `TransformerConfig`.
+
+    The vocabulary's size and its end token come from the vocabulary.
+    """
+
+    d_model: Count = 256
+    num_heads: Count = 8
+    encoder_layers: Count = 6
+    decoder_layers: Count = 2
+    ffn_size: Count = 1536
+    activation: Activation = "relu"
+    norm: NormPlacement = "post"
+    positions: PositionLayout = "interleaved"
+    decoder_cell: DecoderCell = "attention"
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
+
+    def transformer(self, vocabulary_size: int) -> TransformerConfig:
+        """The model's configuration, for a vocabulary whose end token is 0."""
+        return TransformerConfig(vocabulary_size=vocabulary_size, **self.model_dump())
+
+
+class VocabularySection(Section):
+    """The SentencePiece model: a file, or one that is trained on the run's own sources.
+
+    Attributes:
+        path: a model; None trains one.
+        size: pieces to train.
+        byte_fallback: whether unknown characters become bytes instead of the unknown piece.
+        user_symbols: texts that stay one piece.
+        max_sentences: sentences that are sampled for training it.
+    """
+
+    path: Path | None = None
+    size: Annotated[int, Field(ge=64, le=256_000)] = 8000
+    byte_fallback: bool = True
+    user_symbols: tuple[str, ...] = ()
+    max_sentences: Count = 1_000_000
+
+
+class DevSection(Section):
+    """Sentences that judge the model while it trains, never trained on.
+
+    Attributes:
+        source_path: one sentence a line.
+        target_path: their translations.
+        max_sentences: only the first ones are used.
+        every_steps: how often; 0 only at the end.
+        decode: whether they are translated too (greedy), for a BLEU beside the loss.
+        stop_by: what decides which checkpoint is best and when to stop.
+        patience: evaluations without a better value after which the run stops; 0 never stops it.
+    """
+
+    source_path: Path
+    target_path: Path
+    max_sentences: Count = 200
+    every_steps: Annotated[int, Field(ge=0)] = 1000
+    decode: bool = True
+    stop_by: Literal["loss", "bleu"] = "loss"
+    patience: Annotated[int, Field(ge=0)] = 0
+
+    @model_validator(mode="after")
+    def _bleu_needs_decoding(self) -> DevSection:
+        if self.stop_by == "bleu" and not self.decode:
+            raise ValueError("stop_by = 'bleu' needs decode = true")
+        return self
+
+
+class DataSection(Section):
+    """The text.
+
+    Attributes:
+        source: where pairs come from, and how much of each.
+        filters: which pairs are left out.
+        exclude: files of sentences, one a line, that no training pair may contain (test sets).
+        max_tokens: pairs with more tokens on a side are left out; at most what the model will be served with.
+        cache: folder for prepared pairs; None: beside the run.
+    """
+
+    source: Annotated[tuple[SourceConfig, ...], Field(min_length=1)]
+    filters: FilterConfig = FilterConfig()
+    exclude: tuple[Path, ...] = ()
+    max_tokens: Count = 128
+    cache: Path | None = None
+
+
+class TrainingSection(Section):
+    """The optimisation.
+
+    Attributes:
+        max_steps: updates of the weights.
+        batch_tokens: of one forward pass, padding included, of the longer side; of all processes together.
+        accumulate: forward passes whose gradients make one update.
+        learning_rate: the peak.
+        schedule: see `learning_rate_share`.
+        warmup_steps: steps of linear rise.
+        schedule_power: of the linear schedule.
+        label_smoothing: Szegedy et al. 2016; for training from text.
+        betas: of AdamW (Loshchilov and Hutter 2019).
+        epsilon: of AdamW.
+        weight_decay: of AdamW; matrices only.
+        clip_norm: largest norm of the gradient; 0 does not clip.
+        learning_rate_scales: patterns of parameter names (as of shell files) and a factor; the first that
+            matches counts, 0 freezes. Others have 1.
+        precision: bfloat16 multiplies matrices in 16 bits; auto does so where the device is built for it.
+        device: cpu, cuda, or auto.
+        processes: that share the work, each with its part of every batch.
+        threads: of each process.
+        checkpoint_every_steps: besides the last step and every evaluation that was the best.
+        keep_checkpoints: the newest ones that stay.
+        average: how many checkpoints are averaged into the result; 1 takes one.
+        average_of: the newest, or the best by the dev set.
+        log_every_steps: how often the losses are written.
+        tensorboard: whether they are written for TensorBoard too.
+    """
+
+    max_steps: Count = 10_000
+    batch_tokens: Count = 2048
+    accumulate: Count = 1
+    learning_rate: Annotated[float, Field(gt=0)] = 1e-3
+    schedule: Schedule = "inverse_sqrt"
+    warmup_steps: Annotated[int, Field(ge=0)] = 400
+    schedule_power: Annotated[float, Field(gt=0)] = 1.0
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.98)
+    epsilon: Annotated[float, Field(gt=0)] = 1e-8
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    clip_norm: Annotated[float, Field(ge=0)] = 1.0
+    learning_rate_scales: dict[str, Annotated[float, Field(ge=0)]] = {}
+    precision: Precision = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    processes: Count = 1
+    threads: Count = 1
+    checkpoint_every_steps: Count = 1000
+    keep_checkpoints: Count = 3
+    average: Count = 1
+    average_of: Literal["last", "best"] = "last"
+    log_every_steps: Count = 50
+    tensorboard: bool = True
+
+
+class DistillationSection(Section):
+    """Learning from a teacher's probabilities and hidden states; see `model.distillation`.
+
+    Attributes:
+        teacher: a bundle or a model folder with the same vocabulary.
+        from_teacher: whether the student starts as the teacher, self-attention in the place of a recurrence.
+        divergence_weight: of KL(teacher || student) on pairs whose target the teacher made.
+        token_weight: of the target token's cross-entropy on such pairs.
+        hidden_weight: of the squared difference of hidden states on such pairs.
+        human_divergence_weight: likewise on pairs of the sources in `human`.
+        human_token_weight: likewise.
+        human_hidden_weight: likewise.
+        human: names of sources whose targets people wrote.
+        sampled_candidates: target tokens of a batch's shortlist that the probabilities run over.
+        sampled_others: random tokens besides.
+    """
+
+    teacher: Path
+    from_teacher: bool = True
+    divergence_weight: Annotated[float, Field(ge=0)] = 1.0
+    token_weight: Annotated[float, Field(ge=0)] = 0.2
+    hidden_weight: Annotated[float, Field(ge=0)] = 1.0
+    human_divergence_weight: Annotated[float, Field(ge=0)] = 0.3
+    human_token_weight: Annotated[float, Field(ge=0)] = 1.0
+    human_hidden_weight: Annotated[float, Field(ge=0)] = 0.0
+    human: tuple[str, ...] = ()
+    sampled_candidates: Annotated[int, Field(ge=0)] = 3000
+    sampled_others: Annotated[int, Field(ge=0)] = 500
+
+
+class RunConfig(Section):
+    """One run. Paths are relative to the file.
+
+    Attributes:
+        source: language, BCP-47.
+        target: language, BCP-47.
+        output: folder of the run.
+        seed: everything random follows from it.
+        initial: model folder (or bundle) to start from, in the place of `model` and `vocabulary`.
+    """
+
+    source: str
+    target: str
+    output: Path
+    seed: Annotated[int, Field(ge=0)] = 1
+    initial: Path | None = None
+    model: ModelSection | None = None
+    vocabulary: VocabularySection | None = None
+    data: DataSection
+    dev: DevSection | None = None
+    training: TrainingSection = TrainingSection()
+    distillation: DistillationSection | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> RunConfig:
+        teacher_is_start = self.distillation is not None and self.distillation.from_teacher
+        starts = [self.initial is not None, self.model is not None, teacher_is_start]
+        if sum(starts) != 1:
+            raise ValueError(
+                "the weights start from one of `initial`, `[model]` and `[distillation] from_teacher = true` "
+                f"and {sum(starts)} of them are given; give exactly one"
+            )
+        if (self.initial is not None or teacher_is_start) and self.vocabulary is not None:
+            raise ValueError("`[vocabulary]` comes with the weights the run starts from; leave it out")
+        if self.training.average_of == "best" and self.dev is None:
+            raise ValueError("average_of = 'best' needs a [dev] section")
+        names = [source.name for source in self.data.source]
+        if len(set(names)) != len(names):
+            raise ValueError("two [[data.source]] have the same name")
+        if self.distillation is not None and (unknown := set(self.distillation.human) - set(names)):
+            raise ValueError(f"[distillation] human names {sorted(unknown)}; the sources are {names}")
+        return self
+
+
+def load_run_config(path: Path) -> RunConfig:
+    """Read a run's TOML file.
+
+    Raises:
+        InvalidOption: the file cannot be read, or a key is unknown, missing or out of its range; an unknown
+            key's message names the nearest known one.
+    """
+    try:
+        fields = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise InvalidOption(f"{path} cannot be read as TOML: {error}") from error
+    try:
+        config = RunConfig.model_validate(fields)
+    except ValidationError as error:
+        raise InvalidOption(f"{path}: " + "; ".join(_complaints(error))) from None
+    return _beside(config, path.parent)
+
+
+def _complaints(error: ValidationError) -> Iterator[str]:
+    for detail in error.errors(include_url=False):
+        where = ".".join(str(part) for part in detail["loc"])
+        if detail["type"] == "extra_forbidden":
+            known = _keys_at(detail["loc"][:-1])
+            near = difflib.get_close_matches(str(detail["loc"][-1]), known, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
+            yield f"there is no key {where}; {hint}"
+        elif detail["type"] == "missing":
+            yield f"the key {where} is missing"
+        elif where:
+            yield f"{where} is {detail['input']!r}: {detail['msg']}"
+        else:
+            yield str(detail["msg"]).removeprefix("Value error, ")
+
+
+def _keys_at(location: tuple[int | str, ...]) -> list[str]:
+    """The keys that a table may have."""
+    section: type[BaseModel] = RunConfig
+    for part in location:
+        if isinstance(part, int):
+            continue
+        section = _sections_of(section)[str(part)]
+    return list(section.model_fields)
+
+
+def _sections_of(section: type[BaseModel]) -> dict[str, type[BaseModel]]:
+    """The keys of a table that are tables themselves, or lists of them."""
+    found = {}
+    for name, field in section.model_fields.items():
+        candidates = [field.annotation]
+        while candidates:
+            candidate = candidates.pop()
+            if isinstance(candidate, type) and issubclass(candidate, BaseModel):
+                found[name] = candidate
+            candidates.extend(getattr(candidate, "__args__", ()))
+    return found
+
+
+def _beside(config: RunConfig, folder: Path) -> RunConfig:
+    """The configuration with every path relative to its file's folder."""
+
+    def placed(value: Any) -> Any:
+        if isinstance(value, Path):
+            return folder / value
+        if isinstance(value, tuple):
+            return tuple(placed(part) for part in value)
+        if isinstance(value, BaseModel):
+            return value.model_copy(
+                update={name: placed(getattr(value, name)) for name in type(value).model_fields}
+            )
+        return value
+
+    placed_config: RunConfig = placed(config)
+    return placed_config

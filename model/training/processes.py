@@ -1,0 +1,71 @@
+"""One process or several that train one model together (torch.distributed)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, distributed
+
+
+@dataclass(frozen=True)
+class Processes:
+    """This process among those that share a run.
+
+    Attributes:
+        rank: its number; 0 writes files and speaks.
+        count: how many there are.
+    """
+
+    rank: int = 0
+    count: int = 1
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this one writes files and speaks."""
+        return self.rank == 0
+
+    def summed(self, gradients: Sequence[Tensor], num_tokens: int) -> int:
+        """Replace the gradients by their sums over all processes, in place; returns the tokens of all."""
+        if self.count == 1:
+            return num_tokens
+        # One message: many small ones cost more than the copy.
+        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+        tokens = torch.tensor([num_tokens], dtype=torch.int64, device=flat.device)
+        distributed.all_reduce(flat)
+        distributed.all_reduce(tokens)
+        start = 0
+        for gradient in gradients:
+            gradient.copy_(flat[start : start + gradient.numel()].view_as(gradient))
+            start += gradient.numel()
+        return int(tokens)
+
+    def agreed(self, value: bool) -> bool:
+        """What the first process says, for all."""
+        if self.count == 1:
+            return value
+        flag = torch.tensor([value], dtype=torch.int64)
+        distributed.broadcast(flag, src=0)
+        return bool(flag)
+
+    def wait(self) -> None:
+        """Until all are here."""
+        if self.count > 1:
+            distributed.barrier()
+
+
+def joined(device: torch.device) -> Processes:
+    """Join the processes that `torch.distributed.run` started, or be the only one."""
+    count = int(os.environ.get("WORLD_SIZE", "1"))
+    if count == 1:
+        return Processes()
+    distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    return Processes(distributed.get_rank(), count)
+
+
+def left() -> None:
+    """Leave them."""
+    if distributed.is_initialized():
+        distributed.destroy_process_group()

@@ -1,0 +1,253 @@
+"""The training loop: batches in, updates, evaluations and checkpoints out; it can stop and go on anywhere."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from app.errors import CheckpointError
+from model.data.batches import Batch, BatchStream
+from model.training.checkpoint import (
+    RunState,
+    averaged_weights,
+    checkpoints_of,
+    load_checkpoint,
+    remove_all_but,
+    save_checkpoint,
+    step_of,
+)
+from model.training.config import DevSection, TrainingSection
+from model.training.dev import DevScores, DevSet
+from model.training.metrics import RunMetrics
+from model.training.objective import Objective, autocast_of
+from model.training.optimization import Optimization
+from model.training.processes import Processes
+from model.transformer import Transformer
+
+CHECKPOINTS = "checkpoints"
+
+
+@dataclass(frozen=True)
+class Judge:
+    """The sentences that judge a run, and how often and by what they do."""
+
+    dev_set: DevSet
+    section: DevSection
+
+    def value(self, scores: DevScores) -> float:
+        """What decides, made such that more is better."""
+        if self.section.stop_by == "bleu" and scores.bleu is not None:
+            return scores.bleu
+        return -scores.loss
+
+
+class Trainer:
+    """One run. All that is random follows from the seed and the step, so that nothing of it needs saving."""
+
+    def __init__(
+        self,
+        model: Transformer,
+        objective_for: Callable[[Transformer], Objective],
+        section: TrainingSection,
+        *,
+        stream: BatchStream,
+        folder: Path,
+        seed: int,
+        fingerprint: str,
+        judge: Judge | None = None,
+        processes: Processes | None = None,
+        bfloat16: bool = False,
+    ) -> None:
+        """Take up the newest checkpoint of the folder, or begin.
+
+        Args:
+            model: on the device to train on.
+            objective_for: makes the loss, once it is settled which parameters are frozen.
+            section: how to optimise.
+            stream: batches, at their beginning.
+            folder: of the run.
+            seed: of dropout and whatever else the objective draws.
+            fingerprint: of what must be the same when a run goes on.
+            judge: a dev set, or None.
+            processes: those that share the run.
+            bfloat16: whether matrices are multiplied in 16 bits.
+
+        Raises:
+            CheckpointError: the newest checkpoint is damaged or of another run.
+        """
+        self._model = model
+        self._section = section
+        self._stream = stream
+        self._folder = folder
+        self._seed = seed
+        self._judge = judge
+        self._processes = processes or Processes()
+        self._bfloat16 = bfloat16
+        self._optimization = Optimization(model, section)
+        self._objective = objective_for(model)
+        self._state = RunState(0, stream.position, fingerprint=fingerprint)
+        self._device = model.output_bias.device
+        if found := checkpoints_of(folder / CHECKPOINTS):
+            self._resume(found[-1])
+
+    @property
+    def state(self) -> RunState:
+        """Where the run stands."""
+        return self._state
+
+    def run(self) -> None:
+        """Train until the last step, or until the dev set has had enough.
+
+        A run that is interrupted (SIGINT) writes a checkpoint first.
+        """
+        section = self._section
+        self._model.train()
+        with RunMetrics(
+            self._folder,
+            max_steps=section.max_steps,
+            first_step=self._state.step,
+            tensorboard=section.tensorboard and self._processes.is_first,
+        ) as metrics:
+            sums: defaultdict[str, float] = defaultdict(float)
+            try:
+                while self._state.step < section.max_steps:
+                    began_s = time.perf_counter()
+                    for name, value in self._update().items():
+                        sums[name] += value
+                    elapsed_s = time.perf_counter() - began_s
+                    sums["time_s"] += elapsed_s
+                    self._state = replace(self._state, time_s=self._state.time_s + elapsed_s)
+                    metrics.advance(self._state.step)
+                    if self._is_due(section.log_every_steps):
+                        metrics.write(self._state.step, self._state.time_s, self._means(sums))
+                        sums.clear()
+                    is_good = self._evaluate_if_due(metrics)
+                    if is_good or self._is_due(section.checkpoint_every_steps):
+                        self._save()
+                    if self._has_had_enough():
+                        metrics.say(f"the dev set has not improved for {self._patience()} evaluations: done")
+                        self._save()
+                        break
+            except KeyboardInterrupt:
+                self._save()
+                metrics.say(f"stopped at step {self._state.step}; the same command goes on from there")
+                raise
+
+    def result(self) -> dict[str, Tensor]:
+        """The weights of the run: those of its last or best checkpoints, averaged."""
+        found = checkpoints_of(self._folder / CHECKPOINTS)
+        if self._section.average_of == "best":
+            best = self._state.best_steps(self._section.average)
+            found = [path for path in found if step_of(path) in best]
+        return averaged_weights(found[-self._section.average :])
+
+    def _update(self) -> Mapping[str, float]:
+        """One step: the sums of losses and tokens."""
+        step = self._state.step + 1
+        sums: defaultdict[str, float] = defaultdict(float)
+        num_tokens = 0
+        for part in range(self._section.accumulate):
+            # Dropout follows from the place in the run: it goes on as if it had never stopped.
+            torch.manual_seed(seed_of(self._seed, step, part, self._processes.rank))
+            batch = self._stream.next_batch(rank=self._processes.rank, num_processes=self._processes.count)
+            if batch is None:
+                continue
+            batch = Batch(*(tensor.to(self._device) for tensor in batch))
+            with autocast_of(self._device, bfloat16=self._bfloat16):
+                loss = self._objective(self._model, batch, step=step)
+            loss.total.backward()  # type: ignore[no-untyped-call]
+            num_tokens += loss.num_tokens
+            sums["loss"] += float(loss.total.detach())
+            sums["source_tokens"] += int(batch.source_mask.sum())
+            for name, value in loss.parts.items():
+                sums[name] += value
+        sums["tokens"] = num_tokens
+        sums["gradient_norm"] = self._optimization.update(step, num_tokens, self._processes)
+        sums["updates"] = 1
+        self._state = replace(
+            self._state,
+            step=step,
+            position=self._stream.position,
+            num_tokens=self._state.num_tokens + num_tokens * self._processes.count,
+        )
+        return sums
+
+    def _means(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """Losses per token, rates per second."""
+        rest = {"tokens", "source_tokens", "updates", "time_s", "gradient_norm"}
+        tokens = max(sums["tokens"], 1)
+        numbers = {name: value / tokens for name, value in sums.items() if name not in rest}
+        return numbers | {
+            "gradient_norm": sums["gradient_norm"] / sums["updates"],
+            "learning_rate": self._optimization.learning_rate(self._state.step),
+            "target_tokens": self._state.num_tokens,
+            "tokens_per_s": self._processes.count * tokens / sums["time_s"],
+            "source_tokens_per_s": self._processes.count * sums["source_tokens"] / sums["time_s"],
+        }
+
+    def _is_due(self, every: int) -> bool:
+        return self._state.step == self._section.max_steps or (every > 0 and self._state.step % every == 0)
+
+    def _patience(self) -> int:
+        return self._judge.section.patience if self._judge is not None else 0
+
+    def _has_had_enough(self) -> bool:
+        patience = self._patience()
+        return self._processes.agreed(patience > 0 and self._state.evaluations_since_best() >= patience)
+
+    def _evaluate_if_due(self, metrics: RunMetrics) -> bool:
+        """Whether the model was judged and its checkpoint is worth keeping."""
+        if self._judge is None or not self._is_due(self._judge.section.every_steps):
+            return False
+        is_good = False
+        if self._processes.is_first:
+            scores = self._judge.dev_set.evaluate(self._model)
+            numbers = {"dev_loss": scores.loss} | ({} if scores.bleu is None else {"dev_bleu": scores.bleu})
+            metrics.write(self._state.step, self._state.time_s, numbers)
+            entry = (self._state.step, self._judge.value(scores))
+            self._state = replace(self._state, evaluations=(*self._state.evaluations, entry))
+            is_good = self._state.step in self._state.best_steps(self._num_best())
+        return self._processes.agreed(is_good)
+
+    def _num_best(self) -> int:
+        """How many of the best checkpoints are kept."""
+        return self._section.average if self._section.average_of == "best" else 1
+
+    def _save(self) -> None:
+        if self._processes.is_first:
+            folder = self._folder / CHECKPOINTS
+            save_checkpoint(folder, self._model.state_dict(), self._optimization.state(), self._state)
+            newest = max(self._section.keep_checkpoints, self._section.average)
+            steps = [step_of(path) for path in checkpoints_of(folder)][-newest:]
+            remove_all_but(folder, [*steps, *self._state.best_steps(self._num_best())])
+        self._processes.wait()
+
+    def _resume(self, path: Path) -> None:
+        checkpoint = load_checkpoint(path)
+        if checkpoint.state.fingerprint != self._state.fingerprint:
+            raise CheckpointError(
+                f"{path} was made with other data, sizes or another seed; go on with the configuration that "
+                "it was made with, or name another output"
+            )
+        try:
+            self._model.load_state_dict(checkpoint.weights, strict=True)
+            self._optimization.restore(checkpoint.moments)
+        except (RuntimeError, ValueError) as error:
+            raise CheckpointError(
+                f"{path} is of another model or another choice of what is frozen"
+            ) from error
+        self._state = checkpoint.state
+        self._stream.go_to(checkpoint.state.position)
+
+
+def seed_of(*parts: int) -> int:
+    """One seed out of several numbers, as different as theirs."""
+    state = np.random.SeedSequence(parts).generate_state(2, np.uint32)
+    return int(state[0]) << 32 | int(state[1])

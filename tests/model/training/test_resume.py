@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from app.errors import CheckpointError
+from model.training.checkpoint import checkpoints_of, load_checkpoint
+from model.training.metrics import read_metrics
+from tests.model.training.conftest import TrainerMaker
+
+
+class _Stop(KeyboardInterrupt):
+    pass
+
+
+def weights_of(folder: Path) -> dict[str, torch.Tensor]:
+    return dict(load_checkpoint(checkpoints_of(folder / "checkpoints")[-1]).weights)
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize("stop_at", [1, 7])
+def test_a_run_that_was_interrupted_ends_bit_for_bit_like_one_that_was_not(
+    make_trainer: TrainerMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop_at: int, accumulate: int
+) -> None:
+    make_trainer("whole", accumulate=accumulate).run()
+
+    first = make_trainer("parts", accumulate=accumulate)
+    update = first._update
+
+    def stopping() -> object:
+        if first.state.step == stop_at:
+            raise _Stop
+        return update()
+
+    monkeypatch.setattr(first, "_update", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        first.run()
+    second = make_trainer("parts", accumulate=accumulate)
+    assert second.state.step == stop_at
+    second.run()
+
+    whole, parts = weights_of(tmp_path / "whole"), weights_of(tmp_path / "parts")
+    assert all(torch.equal(whole[name], parts[name]) for name in whole)
+    kept = [
+        [{"step": row["step"], "loss": row["loss"]} for row in read_metrics(tmp_path / run / "metrics.jsonl")]
+        for run in ("whole", "parts")
+    ]
+    assert [row["step"] for row in kept[0]] == [row["step"] for row in kept[1]] == [3, 6, 9, 12]
+
+
+def test_a_run_that_was_killed_goes_on_from_its_newest_whole_checkpoint(
+    make_trainer: TrainerMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_trainer("whole").run()
+    first = make_trainer("parts")
+    update = first._update
+
+    def dying() -> object:
+        if first.state.step == 8:
+            raise SystemExit  # no chance to write anything
+        return update()
+
+    monkeypatch.setattr(first, "_update", dying)
+    with pytest.raises(SystemExit):
+        first.run()
+    (tmp_path / "parts" / "checkpoints" / "step-00000008.partial").mkdir()
+    second = make_trainer("parts")
+    assert second.state.step == 5
+    second.run()
+    whole, parts = weights_of(tmp_path / "whole"), weights_of(tmp_path / "parts")
+    assert all(torch.equal(whole[name], parts[name]) for name in whole)
+    assert not list((tmp_path / "parts" / "checkpoints").glob("*.partial"))
+
+
+def test_a_run_does_not_go_on_with_other_data(make_trainer: TrainerMaker, tmp_path: Path) -> None:
+    make_trainer("run").run()
+    state = tmp_path / "run" / "checkpoints" / "step-00000012" / "state.json"
+    fields = json.loads(state.read_text())
+    state.write_text(json.dumps(fields | {"fingerprint": "another"}))
+    with pytest.raises(CheckpointError, match="other data"):
+        make_trainer("run")
+
+
+def test_a_run_does_not_go_on_with_other_parameters_frozen(make_trainer: TrainerMaker) -> None:
+    make_trainer("run").run()
+    with pytest.raises(CheckpointError, match="frozen"):
+        make_trainer("run", learning_rate_scales={"encoder.*": 0.0})
+
+
+def test_a_damaged_checkpoint_is_named(make_trainer: TrainerMaker, tmp_path: Path) -> None:
+    make_trainer("run").run()
+    weights = tmp_path / "run" / "checkpoints" / "step-00000012" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-5])
+    with pytest.raises(CheckpointError, match="step-00000012 is no whole checkpoint"):
+        make_trainer("run")
