@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Optional, get_args
 
@@ -14,10 +15,12 @@ from rich.console import Console
 
 from app.bundle import Bundle, Variant, open_bundle
 from app.bundle.manifest import LanguagePair, QualityScore
-from app.errors import CheckpointError, InvalidOption
+from app.errors import InvalidOption
 from app.text import Tokenizer
 from exporters.bundle_shortlist import check_takes_shortlist, put_into_bundle
+from exporters.checkpoint import Checkpoint
 from exporters.export import ExportOptions, export_bundle
+from exporters.given_texts import read_facts, read_sentences, verification_texts
 from exporters.marian import import_marian
 from exporters.model_card import ModelFacts, model_card
 from exporters.quality import record_quality
@@ -27,7 +30,16 @@ from exporters.shortlist_training import (
     TrainedShortlist,
     train_shortlist,
 )
+from exporters.trained import (
+    FEW_TEXTS,
+    LICENCE,
+    shortlist_for,
+    to_checkpoint,
+    to_saved_model,
+    with_activation_scales,
+)
 from model.data.parallel_text import ParallelText
+from model.saved_model import load_model, save_model
 
 app = typer.Typer(
     name="export",
@@ -38,8 +50,25 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+UNKNOWN_LICENCE = "LicenseRef-unknown"
 _console = Console(stderr=True)
-_TEXTS = Path(__file__).resolve().parent / "verification_texts"
+
+BundleId = Annotated[
+    Optional[str],  # noqa: UP045  # typer reads the annotation at run time
+    typer.Option("--id", help="Unique name. Default: the folder's."),
+]
+Facts = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option(help="JSON file with origin, changes, training_data, limitations for the model card."),
+]
+Out = Annotated[Path, typer.Option(help="Folder of the new bundle; must not exist.")]
+Variants = Annotated[str, typer.Option(help="Arithmetics, separated by commas.")]
+VerifyWith = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option(
+        "--verify-with", help="Source sentences, one a line, for the final comparison with PyTorch."
+    ),
+]
 
 
 @app.callback()
@@ -52,53 +81,115 @@ def marian(
     directory: Annotated[Path, typer.Argument(help="Folder with model*.bin, *.spm and lex*.bin.")],
     source: Annotated[str, typer.Option(help="Source language, BCP-47.")],
     target: Annotated[str, typer.Option(help="Target language, BCP-47.")],
-    out: Annotated[Path, typer.Option(help="Folder of the new bundle; must not exist.")],
-    bundle_id: Annotated[
-        Optional[str],  # noqa: UP045  # typer reads the annotation at run time
-        typer.Option("--id", help="Unique name. Default: the folder's."),
-    ] = None,
-    licence: Annotated[str, typer.Option(help="SPDX licence of the weights.")] = "LicenseRef-unknown",
-    facts: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(help="JSON file with origin, changes, training_data, limitations for the model card."),
-    ] = None,
-    variants: Annotated[str, typer.Option(help="Arithmetics, separated by commas.")] = "cpu-int8,cpu-fp32",
+    out: Out,
+    bundle_id: BundleId = None,
+    licence: Annotated[str, typer.Option(help="SPDX licence of the weights.")] = UNKNOWN_LICENCE,
+    facts: Facts = None,
+    variants: Variants = "cpu-int8,cpu-fp32",
     shortlist: Annotated[bool, typer.Option(help="Import the lexical shortlist.")] = True,
     max_source_tokens: Annotated[
         int, typer.Option(min=8, max=4096, help="Longer segments are wrapped.")
     ] = 128,
-    texts: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(
-            "--verify-with", help="Source sentences, one a line, for the final comparison with PyTorch."
-        ),
-    ] = None,
+    texts: VerifyWith = None,
 ) -> None:
     """Import a Marian model (Firefox Translations, Bergamot) and verify the result."""
-    pairs = [_pair(source, target)]
     checkpoint = import_marian(directory, shortlist=shortlist)
-    bundle_id = bundle_id or out.name
-    card = model_card(
-        bundle_id=bundle_id,
-        pairs=pairs,
-        config=checkpoint.config,
-        licence=licence,
-        facts=_facts(facts),
-        provenance=checkpoint.provenance,
-    )
-    options = ExportOptions(
-        bundle_id=bundle_id,
-        pairs=pairs,
-        licence=licence,
-        model_card=card,
-        variants=_variants(variants),
-        verification_texts=_verification_texts(texts, source),
-        max_source_tokens=max_source_tokens,
-        max_target_tokens=3 * max_source_tokens,
-    )
     with _console.status("exporting") as status:
-        bundle = export_bundle(checkpoint, out, options, progress=status.update)
+        bundle = _export(
+            checkpoint,
+            out,
+            [_pair(source, target)],
+            bundle_id=bundle_id,
+            licence=licence,
+            facts=read_facts(facts, changes="Converted to ONNX graphs; the weights' values are unchanged."),
+            variants=_variants(variants),
+            verify_with=verification_texts(texts, source=source),
+            max_source_tokens=max_source_tokens,
+            progress=status.update,
+        )
     _report(bundle)
+
+
+@app.command("trained")
+def trained_command(
+    model: Annotated[Path, typer.Argument(help="Model folder, as `dragoman train` writes it.")],
+    out: Out,
+    bundle_id: BundleId = None,
+    licence: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="SPDX licence of the weights. Default: what the model folder states."),
+    ] = None,
+    facts: Facts = None,
+    variants: Variants = "cpu-int8,cpu-fp32",
+    shortlist: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="Lexical shortlist: a file of `dragoman export shortlist --out`."),
+    ] = None,
+    shortlist_of: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="Bundle with the same vocabulary, whose lexical shortlist is taken."),
+    ] = None,
+    calibrate_with: Annotated[
+        Optional[list[Path]],  # noqa: UP045
+        typer.Option(help="Source sentences, one a line; may be given several times. A few hundred do best."),
+    ] = None,
+    max_source_tokens: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(min=8, max=4096, help="Longer segments are wrapped. Default: the model's, or 128."),
+    ] = None,
+    texts: VerifyWith = None,
+) -> None:
+    """Make a bundle of a model that was trained here, and verify it."""
+    if out.exists():
+        raise InvalidOption(f"--out {out} exists; name a new folder")
+    known_variants = _variants(variants)
+    saved = load_model(model)
+    card_facts = read_facts(facts, changes="Rounded to int8 and converted to ONNX graphs.")
+    pair = _pair(saved.source, saved.target)
+    lists = shortlist_for(saved, file=shortlist, bundle=shortlist_of)
+    limit = max_source_tokens or saved.max_source_tokens or 128
+    verification = verification_texts(texts, source=saved.source)
+    calibration = [
+        line for path in calibrate_with or [] for line in read_sentences(path, option="--calibrate-with")
+    ]
+    if len(calibration or verification) < FEW_TEXTS:
+        _console.print(
+            f"calibrating on {len(calibration or verification)} sentences, which is few; --calibrate-with "
+            f"takes files of them: {FEW_TEXTS} or more, like what will be translated"
+        )
+    with _console.status("rounding to int8") as status:
+        checkpoint = to_checkpoint(saved, shortlist=lists)
+        status.update("calibrating")
+        checkpoint = with_activation_scales(checkpoint, calibration or verification, max_source_tokens=limit)
+        bundle = _export(
+            checkpoint,
+            out,
+            [pair],
+            bundle_id=bundle_id,
+            licence=licence or saved.provenance.get(LICENCE, UNKNOWN_LICENCE),
+            facts=card_facts,
+            variants=known_variants,
+            verify_with=verification,
+            max_source_tokens=limit,
+            progress=status.update,
+        )
+    _report(bundle)
+
+
+@app.command("weights")
+def weights_command(
+    bundle: Annotated[Path, typer.Argument(help="Folder of the bundle.")],
+    model: Annotated[Path, typer.Argument(help="Model folder to write; an older one is replaced.")],
+) -> None:
+    """Make a model folder of a bundle's weights, to train on or to learn from.
+
+    Two things do not come back: weights are those that int8 left, and the unknown piece's bias is -1e9, since
+    a bundle never says it.
+    """
+    saved = to_saved_model(open_bundle(bundle))
+    save_model(saved, model)
+    num_weights = sum(tensor.numel() for tensor in saved.weights.values())
+    _console.print(f"{num_weights:,} weights of {saved.provenance['weights_of_bundle']} in {model}")
 
 
 @app.command("record-quality")
@@ -207,6 +298,41 @@ def shortlist_command(
         _report(replaced)
 
 
+def _export(
+    checkpoint: Checkpoint,
+    out: Path,
+    pairs: Sequence[LanguagePair],
+    *,
+    bundle_id: str | None,
+    licence: str,
+    facts: ModelFacts,
+    variants: Sequence[Variant],
+    verify_with: Sequence[str],
+    max_source_tokens: int,
+    progress: Callable[[str], None],
+) -> Bundle:
+    bundle_id = bundle_id or out.name
+    card = model_card(
+        bundle_id=bundle_id,
+        pairs=pairs,
+        config=checkpoint.config,
+        licence=licence,
+        facts=facts,
+        provenance=checkpoint.provenance,
+    )
+    options = ExportOptions(
+        bundle_id=bundle_id,
+        pairs=pairs,
+        licence=licence,
+        model_card=card,
+        variants=variants,
+        verification_texts=verify_with,
+        max_source_tokens=max_source_tokens,
+        max_target_tokens=3 * max_source_tokens,
+    )
+    return export_bundle(checkpoint, out, options, progress=progress)
+
+
 def _pieces(bundle: Path | None, tokenizer: Path | None, eos_id: int | None, *, replaces: bool) -> Tokenizer:
     """The vocabulary of a bundle or of a SentencePiece model."""
     if (bundle is None) == (tokenizer is None):
@@ -261,34 +387,6 @@ def _variants(text: str) -> list[Variant]:
     if not wanted:
         raise InvalidOption(f"--variants names none; known are {', '.join(known)}")
     return [variant for variant in known if variant in wanted]
-
-
-def _facts(path: Path | None) -> ModelFacts:
-    if path is None:
-        return ModelFacts(
-            origin="Not stated.", changes="Converted to ONNX graphs; the weights' values are unchanged."
-        )
-    try:
-        return ModelFacts(**json.loads(path.read_bytes()))
-    except (OSError, ValueError, TypeError) as error:
-        raise InvalidOption(
-            f"--facts {path} is not a JSON object of origin, changes, training_data, limitations"
-        ) from error
-
-
-def _verification_texts(path: Path | None, source: str) -> list[str]:
-    if path is None:
-        # Any text will do for a comparison of arithmetic; one in the model's language does better.
-        language = source.split("-")[0].lower()
-        path = _TEXTS / f"{language}.txt"
-        path = path if path.is_file() else _TEXTS / "en.txt"
-    try:
-        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"--verify-with {path} cannot be read as UTF-8 text") from error
-    if not lines:
-        raise CheckpointError(f"--verify-with {path} has no sentence; give at least one a line")
-    return lines
 
 
 def _report(bundle: Bundle) -> None:
