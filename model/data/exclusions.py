@@ -50,6 +50,7 @@ class Exclusions:
             words = key.split(" ")
             if len(words) >= MIN_CONTAINED_WORDS:
                 self._long_of_start.setdefault(" ".join(words[:_NUM_INDEXED_WORDS]), []).append(key)
+        self._first_words = frozenset(start.split(" ")[0] for start in self._long_of_start)
 
     @classmethod
     def from_files(cls, paths: Iterable[Path]) -> Exclusions:
@@ -76,7 +77,9 @@ class Exclusions:
         if key in self._keys:
             return True
         words = key.split(" ")
-        for first in range(len(words) - MIN_CONTAINED_WORDS + 1):
+        for first, word in enumerate(words[: 1 - MIN_CONTAINED_WORDS]):
+            if word not in self._first_words:
+                continue
             start = " ".join(words[first : first + _NUM_INDEXED_WORDS])
             if start in self._long_of_start:
                 rest = f"{' '.join(words[first:])} "

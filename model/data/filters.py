@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_serializer
 
 from model.data.exclusions import Exclusions
 from model.data.filter_counts import FilterCounts, SourceCounts
@@ -61,8 +61,13 @@ class FilterConfig(BaseModel):
     length_slack_characters: int = Field(default=15, ge=0)
     min_script_share: float = Field(default=0.5, ge=0, le=1)
     max_copied_letters: int = Field(default=20, ge=0)
-    min_language_letters: int = Field(default=30, ge=1)
-    min_language_probability: float = Field(default=0.1, ge=0, le=1)
+    min_language_letters: int = Field(default=40, ge=1)
+    min_language_probability: float = Field(default=0.05, ge=0, le=1)
+
+    @field_serializer("off")
+    def _in_order(self, off: frozenset[Rule]) -> list[Rule]:
+        """A set has another order in every process; what is written must not."""
+        return sorted(off)
 
 
 class PairFilter:

@@ -9,12 +9,13 @@ _MAYBE = re.compile(r"[%{<&]|://")
 _PLACEHOLDER = re.compile(
     r"""
       \$\{[^{}]*\}                                                   # ${name}
-    | \{\s*[-$#]?[\w.:!\[\]-]*\s*\}                                  # {}, {0}, {name!r}, { $count }
+    | \{[\w.:!\[\]-]*\}                                              # {}, {0}, {name!r}
+    | \{\s*[-$\#][\w.-]+\s*\}                                        # { $count }, { -brand }
     | %\([\w.]+\)[-+\#0]*\d*(?:\.\d+)?[sdifgxXcr]                    # %(name)d
     | (?<!\d)%(?:\d+\$)?[-+\#0]*\d*(?:\.\d+)?(?:hh?|ll?|[zjt])?[sdiufgxXcp@](?![^\W\d_]{2})  # %s, %2$d, %.1f
     | (?P<tag></?[A-Za-z][\w:.-]*)(?:\s[^<>]*)?/?>                   # <tag>, its attributes may be translated
     | &(?:[A-Za-z][\w.-]*|\#\d+|\#x[0-9A-Fa-f]+);                    # &entity;
-    | (?P<address>[A-Za-z][A-Za-z0-9+.-]*://[^\s<>"'(){}\[\]]+)
+    | (?P<address>[A-Za-z][A-Za-z0-9+.-]*://\w[^\s<>"'(){}\[\]]+)
     """,
     re.VERBOSE,
 )
@@ -23,9 +24,9 @@ _PLACEHOLDER = re.compile(
 def placeholders(text: str) -> Counter[str]:
     """The placeholders of a text, and how often it has each.
 
-    These are ``${x}``, ``{x}`` with one word or none, ``%(x)d``, ``%s`` and other printf formats, ``<tag>``
-    and ``</tag>`` (without attributes), ``&entity;`` and addresses with ``://`` (without a full stop or the
-    like at their ends). ``%%`` is none, nor is a per cent sign after a digit or in front of a word.
+    These are ``${x}``, ``{x}`` with one word or none, ``{ $x }``, ``%(x)d``, ``%s`` and other printf formats,
+    ``<tag>`` and ``</tag>`` (without attributes), ``&entity;`` and addresses with ``://`` (without a full
+    stop or the like at their ends). ``%%`` is none, nor is a per cent sign after a digit or before a word.
     """
     found: Counter[str] = Counter()
     if _MAYBE.search(text):

@@ -36,9 +36,9 @@ _RANGES = {
 }
 _LANGUAGES_OF: dict[tuple[str, ...], str] = {
     ("Latn",): """
-        af az bs ca ceb co cs cy da de en eo es et eu fi fil fr fy ga gd gl ha haw hr ht hu id ig is it jv ku la
-        lb lt lv mg mi ms mt nb nl nn no ny oc pl pt qu ro sk sl sm sn so sq st su sv sw tl tn tr uz vi wo xh yo
-        zu""",
+        af az bs ca ceb co cs cy da de en eo es et eu fi fil fr fy ga gd gl ha haw hr ht hu id ig is it jv
+        ku la lb lt lv mg mi ms mt nb nl nn no ny oc pl pt qu ro sk sl sm sn so sq st su sv sw tl tn tr uz
+        vi wo xh yo zu""",
     ("Cyrl",): "ab ba be bg ce cv kk ky mk mn os ru tg tt uk",
     ("Cyrl", "Latn"): "sr",
     ("Grek",): "el",

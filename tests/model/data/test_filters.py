@@ -80,7 +80,8 @@ def test_a_rule_that_is_off_rejects_nothing(source: str, target: str, rule: Rule
         ("a < b and c > d", []),
         ("Tom &amp; Jerry &#8212; R&D; &c", ["&amp;", "&#8212;", "&D;"]),
         ("See https://example.org/a?b=c. Or (ftp://x.y/).", ["https://example.org/a?b=c", "ftp://x.y"]),
-        ("{ one two }", []),
+        ("write it between { and } or { one two }", []),
+        ("the ed2k:// links", []),
     ],
 )
 def test_placeholders_are_found(text: str, found: list[str]) -> None:

@@ -74,7 +74,7 @@ def test_two_files_of_different_length_are_refused(tmp_path: Path, shorter: int)
     paths = [written(tmp_path / name, b"a\nb\n") for name in "ab"]
     paths[shorter].write_bytes(b"a\n")
     with pytest.raises(InvalidOption, match=f"{paths[shorter].name} ends after line 1 "):
-        list(ParallelText(*paths).pairs())
+        list(ParallelText(paths[0], paths[1]).pairs())
 
 
 def test_a_line_with_too_few_columns_is_named_but_not_shown(tmp_path: Path) -> None:
