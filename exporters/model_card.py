@@ -80,8 +80,8 @@ QUALITY_HEADING = "## Quality"
 def quality_section(scores: Sequence[QualityScore]) -> str:
     """The quality table, with the signatures that make the scores repeatable."""
     rows = "\n".join(
-        f"| {score.test_set} | {score.variant} | {'yes' if score.shortlist else 'no'} | {score.num_segments} "
-        f"| {score.bleu:.2f} | {score.chrf:.2f} |"
+        f"| {score.test_set} | {score.variant} | {_decoding(score)} | {'yes' if score.shortlist else 'no'} "
+        f"| {score.num_segments} | {score.bleu:.2f} | {score.chrf:.2f} |"
         for score in scores
     )
     signatures = "\n".join(
@@ -89,11 +89,18 @@ def quality_section(scores: Sequence[QualityScore]) -> str:
     )
     return f"""{QUALITY_HEADING}
 
-Greedy decoding through the service, scored with sacrebleu:
+Translated by dragoman, scored with sacrebleu:
 
-| test set | variant | shortlist | lines | BLEU | chrF |
-|---|---|---|---|---|---|
+| test set | variant | decoding | shortlist | lines | BLEU | chrF |
+|---|---|---|---|---|---|---|
 {rows}
 
 {signatures}
 """
+
+
+def _decoding(score: QualityScore) -> str:
+    """How a score's translations were searched for; greedy search knows no length penalty."""
+    if score.beam_size == 1:
+        return "greedy"
+    return f"beam {score.beam_size}, length penalty {score.length_penalty:g}"

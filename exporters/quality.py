@@ -31,3 +31,23 @@ def record_quality(path: Path, scores: Sequence[QualityScore]) -> Bundle:
     )
     write_manifest(path, manifest)
     return Bundle(path, manifest)
+
+
+def add_quality(path: Path, scores: Sequence[QualityScore]) -> Bundle:
+    """Add scores to those a bundle states; one measured in the same way takes its predecessor's place.
+
+    Args:
+        path: the bundle's folder.
+        scores: the new ones.
+
+    Raises:
+        BundleError: the bundle cannot be opened.
+    """
+    merged = {_way(score): score for score in (*open_bundle(path, verify=False).manifest.quality, *scores)}
+    return record_quality(path, list(merged.values()))
+
+
+def _way(score: QualityScore) -> tuple[object, ...]:
+    """What two scores must share to be of the same measurement; greedy search knows no length penalty."""
+    length_penalty = None if score.beam_size == 1 else score.length_penalty
+    return (score.test_set, score.variant, score.shortlist, score.beam_size, length_penalty)

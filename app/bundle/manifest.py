@@ -159,6 +159,8 @@ class QualityScore(_Model):
         test_set: its name.
         variant: the variant measured.
         shortlist: whether the shortlist was used.
+        beam_size: live beams; 1 is greedy search, as in manifests that do not say.
+        length_penalty: exponent of beam search's length normalisation.
         num_segments: lines scored.
         bleu: sacrebleu corpus BLEU.
         bleu_signature: sacrebleu's signature.
@@ -169,6 +171,8 @@ class QualityScore(_Model):
     test_set: str
     variant: Variant
     shortlist: bool
+    beam_size: PositiveInt = 1
+    length_penalty: Annotated[float, Field(ge=0)] = 1.0
     num_segments: PositiveInt
     bleu: float
     bleu_signature: str

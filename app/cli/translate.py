@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import ExitStack, aclosing
 from dataclasses import dataclass
 from pathlib import Path
+
+from rich.console import Console
 
 from app.api.engine_protocol import TranslationEngine
 from app.bundle import MANIFEST_NAME, sha256_of
@@ -18,6 +22,7 @@ from app.cli.lines import Line, LineDecoder, lines_of_descriptor
 from app.cli.opening import Choice, choose, open_engine
 from app.cli.output_place import OutputPlace
 from app.cli.progress import LineProgress
+from app.decoding.options import DecodingOptions
 from app.errors import InvalidOption
 from app.runtime.events import SilentObserver
 from app.runtime.request import PairInfo, TextResult, TranslationRequest, WarningCode
@@ -36,6 +41,7 @@ _REMARK_OF = {
     WarningCode.UNKNOWN_CHARACTERS: "hold characters the model does not know, which may be missing",
 }
 _MAX_LINES_NAMED = 5
+_GREEDY = DecodingOptions()
 
 
 @dataclass(frozen=True)
@@ -47,12 +53,14 @@ class FileOptions:
         output: where the translation will lie.
         resume: go on with OUTPUT.partial.
         force: replace OUTPUT.
+        report: where to say in JSON what was done and how fast; None for nowhere.
     """
 
     source_file: Path
     output: Path
     resume: bool
     force: bool
+    report: Path | None = None
 
 
 class Translator:
@@ -60,24 +68,33 @@ class Translator:
 
     Attributes:
         lines_of: warning -> numbers of the lines that have it.
+        num_lines: lines translated, empty ones included.
+        num_source_tokens: of their segments, ends of sentences included.
+        num_target_tokens: of their translations, likewise.
     """
 
-    def __init__(self, engine: TranslationEngine, pair: PairInfo) -> None:
+    def __init__(self, engine: TranslationEngine, pair: PairInfo, decoding: DecodingOptions) -> None:
         """Translate by `engine`, which must have been started."""
         self._engine = engine
         self._pair = pair
+        self._decoding = decoding
         self.lines_of: dict[WarningCode, list[int]] = {}
+        self.num_lines = self.num_source_tokens = self.num_target_tokens = 0
 
     async def line(self, text: str, number: int) -> str:
         """A line's translation, on one line."""
         if text.startswith(_BYTE_ORDER_MARK) and number == 1:
             return _BYTE_ORDER_MARK + await self.line(text[1:], number)
         if not text:
+            self.num_lines += 1
             return ""
-        request = TranslationRequest((text,), self._pair.source, self._pair.target)
+        request = TranslationRequest((text,), self._pair.source, self._pair.target, self._decoding)
         result: TextResult = (await self._engine.translate(request)).texts[0]
         for code in Counter(warning.code for warning in result.warnings):
             self.lines_of.setdefault(code, []).append(number)
+        self.num_lines += 1
+        self.num_source_tokens += sum(segment.num_source_tokens for segment in result.segments)
+        self.num_target_tokens += sum(segment.num_target_tokens for segment in result.segments)
         # A line end in a translation would shift every line after it against the source.
         return result.text.replace("\r\n", " ").replace("\n", " ")
 
@@ -97,10 +114,12 @@ def translate(
     target: str | None,
     encoding: str,
     overrides: Mapping[str, object],
+    decoding: DecodingOptions = _GREEDY,
 ) -> None:
     """Translate texts, else a file, else standard input.
 
     Raises:
+        InvalidOption: the bundle cannot decode as asked, or a file is in the way.
         KeyboardInterrupt: after what is finished was written.
         DragomanError: see the modules that do the parts.
     """
@@ -116,6 +135,8 @@ def translate(
             place = stack.enter_context(
                 OutputPlace(file.output, source_file=file.source_file, resume=file.resume, force=file.force)
             )
+            if file.report is not None:
+                _check_report(file.report, place, source_file=file.source_file, force=file.force)
             facts = inspect_input(file.source_file, decoder)
             identity = _identity(facts, choice, settings, decoder)
             output = stack.enter_context(PartialOutput(place, identity, resume=file.resume))
@@ -123,7 +144,7 @@ def translate(
         engine = open_engine(
             [choice.bundle], settings, max_waiting_tokens=_UNBOUNDED_TOKENS, observer=SilentObserver()
         )
-        translator = Translator(engine, choice.pair)
+        translator = Translator(engine, choice.pair, decoding)
         window = Window(
             max_items=max(
                 _MIN_LINES_IN_FLIGHT, _LINES_IN_FLIGHT_PER_ROW * settings.max_rows * settings.num_workers
@@ -131,8 +152,9 @@ def translate(
             max_size=_MAX_CHARACTERS_IN_FLIGHT,
         )
 
-        async def run() -> None:
+        async def run() -> float:
             engine.start()
+            started_s = time.perf_counter()
             try:
                 if texts:
                     lines = _lines_of_texts(texts)
@@ -144,10 +166,14 @@ def translate(
                     await _translate_lines(lines, translator, decoder, window, write=_print)
                 else:
                     await _translate_file(translator, job, decoder, window)
+                return time.perf_counter() - started_s
             finally:
                 await engine.stop(drain_s=0)
 
-        asyncio.run(run())
+        elapsed_s = asyncio.run(run())
+    if file is not None and file.report is not None:
+        report = _report(translator, choice, settings, decoding, elapsed_s=elapsed_s)
+        file.report.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     for remark in translator.remarks():
         print(remark, file=sys.stderr)
 
@@ -195,7 +221,10 @@ async def _translate_file(
 ) -> None:
     num_done = job.output.num_done
     lines = _lines_after(job.source_file, job.facts, num_done)
-    with LineProgress(num_lines=job.facts.num_lines, num_done=num_done) as progress:
+    console = Console(stderr=True)
+    # A bar's last state in a log or in another program's hands would only look like an error.
+    console.quiet = not console.is_terminal
+    with LineProgress(num_lines=job.facts.num_lines, num_done=num_done, console=console) as progress:
 
         def write(translation: bytes) -> None:
             job.output.write(translation)
@@ -249,6 +278,43 @@ def _identity(facts: InputFacts, choice: Choice, settings: Settings, decoder: Li
         variant=settings.variant,
         use_shortlist=settings.use_shortlist,
     )
+
+
+def _check_report(report: Path, place: OutputPlace, *, source_file: Path, force: bool) -> None:
+    if not report.parent.is_dir():
+        raise InvalidOption(f"{report.parent} is not a folder; make it, or name another report")
+    taken = (source_file, place.output, place.partial, place.facts, place.new_facts, place.lock)
+    if any(report.resolve() == path.resolve() for path in taken):
+        raise InvalidOption(
+            f"the report {report} would be written over the input or the output; name another"
+        )
+    if report.exists() and not (force and report.is_file()):
+        raise InvalidOption(f"{report} exists; pass --force to replace a file, or name another report")
+
+
+def _report(
+    translator: Translator,
+    choice: Choice,
+    settings: Settings,
+    decoding: DecodingOptions,
+    *,
+    elapsed_s: float,
+) -> dict[str, object]:
+    """What this run did; a resumed one says nothing of the lines that were there already."""
+    return {
+        "model": choice.pair.model,
+        "source": choice.pair.source,
+        "target": choice.pair.target,
+        "variant": settings.variant,
+        "use_shortlist": settings.use_shortlist,
+        "beam_size": decoding.beam_size,
+        "length_penalty": decoding.length_penalty,
+        "num_lines": translator.num_lines,
+        "num_source_tokens": translator.num_source_tokens,
+        "num_target_tokens": translator.num_target_tokens,
+        "elapsed_s": elapsed_s,
+        "lines_with_warnings": {code.value: sorted(lines) for code, lines in translator.lines_of.items()},
+    }
 
 
 def _size(line: Line) -> int:

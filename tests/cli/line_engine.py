@@ -2,6 +2,7 @@ import asyncio
 import itertools
 
 from app.decoding.hypothesis import FinishReason
+from app.decoding.options import DecodingOptions
 from app.errors import QueueFull
 from app.runtime.request import (
     PairInfo,
@@ -23,6 +24,7 @@ class LineEngine:
         interrupt_at: request at which it acts as if Ctrl-C had been pressed.
         most_allowed: refuses more requests at once than this.
         hold_until: answers nothing until it has had this many requests at once.
+        options: all that it was asked with.
     """
 
     pairs = (PairInfo("en", "pt", "en-pt"),)
@@ -33,6 +35,7 @@ class LineEngine:
         self.interrupt_at: int | None = None
         self.most_allowed = 256
         self.hold_until = 0
+        self.options: set[DecodingOptions] = set()
         self._full = asyncio.Event()
         self.started = self.stopped = False
         self._delays = itertools.cycle([9, 4, 7, 0, 2])
@@ -53,6 +56,7 @@ class LineEngine:
         (text,) = request.texts
         assert "\n" not in text
         self.num_requests += 1
+        self.options.add(request.options)
         if self.num_requests == self.interrupt_at:
             raise KeyboardInterrupt
         self.num_running_requests += 1

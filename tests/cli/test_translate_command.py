@@ -10,6 +10,9 @@ from line_engine import LineEngine
 
 from app.__main__ import main
 from app.cli.file_job import _complete_lines
+from app.cli.translate import FileOptions, translate
+from app.decoding.options import DecodingOptions
+from app.errors import InvalidOption
 
 
 def run(*arguments: str | Path) -> int:
@@ -202,6 +205,92 @@ def test_contradicting_or_wrong_options_are_usage_errors_without_traceback(
     assert errors
     assert "Traceback" not in errors
     assert engine.num_requests == 0
+
+
+def translate_file(file: FileOptions, decoding: DecodingOptions | None = None) -> None:
+    translate(
+        [],
+        file,
+        source=None,
+        target=None,
+        encoding="utf-8",
+        overrides={"num_workers": 1},
+        **({} if decoding is None else {"decoding": decoding}),
+    )
+
+
+def test_every_line_is_decoded_as_asked_for(engine: LineEngine, source_file: Path, output: Path) -> None:
+    translate_file(FileOptions(source_file, output, resume=False, force=False))
+    assert engine.options == {DecodingOptions()}
+    engine.options.clear()
+    beam = DecodingOptions(beam_size=4, length_penalty=0.6)
+    translate_file(FileOptions(source_file, output, resume=False, force=True), beam)
+    assert engine.options == {beam}
+
+
+def test_the_report_counts_what_was_done(engine: LineEngine, source_file: Path, output: Path) -> None:
+    source_file.write_text("short\n\nlong\n\ufeffx\n")
+    report = output.with_name("report.json")
+    beam = DecodingOptions(beam_size=4, length_penalty=0.6)
+    translate_file(FileOptions(source_file, output, resume=False, force=False, report=report), beam)
+    facts = json.loads(report.read_text())
+    assert facts.pop("elapsed_s") > 0
+    # The engine counts two tokens on each side of every line that is not empty.
+    assert facts == {
+        "model": "en-pt",
+        "source": "en",
+        "target": "pt",
+        "variant": "cpu-int8",
+        "use_shortlist": True,
+        "beam_size": 4,
+        "length_penalty": 0.6,
+        "num_lines": 4,
+        "num_source_tokens": 6,
+        "num_target_tokens": 6,
+        "lines_with_warnings": {"target_truncated": [3]},
+    }
+
+
+def test_a_resumed_run_reports_its_own_lines(engine: LineEngine, source_file: Path, output: Path) -> None:
+    report = output.with_name("report.json")
+    file = FileOptions(source_file, output, resume=True, force=False, report=report)
+    engine.interrupt_at = 700
+    with pytest.raises(KeyboardInterrupt):
+        translate_file(file)
+    assert not report.exists()
+    num_done = len(output.with_name("out.txt.partial").read_bytes().splitlines())
+    engine.interrupt_at = None
+    translate_file(file)
+    assert json.loads(report.read_text())["num_lines"] == 1000 - num_done
+
+
+def test_a_report_never_replaces_another_file_by_accident(
+    engine: LineEngine, source_file: Path, output: Path
+) -> None:
+    before = source_file.read_bytes()
+    other = output.with_name("other.json")
+    other.write_text("precious")
+    for report, force, words in (
+        (source_file, True, "over the input or the output"),
+        (output, True, "over the input or the output"),
+        (output.with_name("out.txt.partial"), True, "over the input or the output"),
+        (other, False, "pass --force"),
+        (output.parent, True, "exists"),
+        (output.parent / "absent" / "r", True, "is not a folder"),
+    ):
+        with pytest.raises(InvalidOption, match=words):
+            translate_file(FileOptions(source_file, output, resume=False, force=force, report=report))
+    assert (source_file.read_bytes(), other.read_text()) == (before, "precious")
+    assert engine.num_requests == 0
+    translate_file(FileOptions(source_file, output, resume=False, force=True, report=other))
+    assert json.loads(other.read_text())["num_lines"] == 1000
+
+
+def test_no_bar_is_left_in_a_log(
+    engine: LineEngine, source_file: Path, output: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    translate_file(FileOptions(source_file, output, resume=False, force=False))
+    assert capsys.readouterr().err == ""
 
 
 def test_complete_lines_are_counted_across_chunks(tmp_path: Path) -> None:

@@ -1,0 +1,193 @@
+"""A running service, asked over HTTP: POST /v1/translate, one line a request, many at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+
+import httpx
+from pydantic import BaseModel, ConfigDict, ValidationError
+from rich.console import Console
+
+from app.errors import DragomanError, InvalidRequest, Unavailable
+from model.evaluation.line_progress import line_progress
+from model.evaluation.measures import Speed
+from model.evaluation.system import Decoding, Languages, Translations
+from model.evaluation.testset import TestSet
+
+DEFAULT_CONCURRENCY = 32
+MAX_TRIES = 10
+_TIMEOUT_S = 300.0
+_MAX_WAIT_S = 60.0
+_DEFAULT_WAIT_S = 1.0
+_MAX_QUOTED_CHARACTERS = 300
+_RETRYABLE_STATUSES = frozenset({httpx.codes.TOO_MANY_REQUESTS, httpx.codes.SERVICE_UNAVAILABLE})
+_SPEED_COVERS = "from the first request to the last answer over HTTP"
+
+
+class _Segment(BaseModel):
+    model_config = ConfigDict(frozen=True, strict=True)
+
+    num_target_tokens: int
+
+
+class _Text(BaseModel):
+    model_config = ConfigDict(frozen=True, strict=True)
+
+    text: str
+    segments: list[_Segment]
+
+
+class _Answer(BaseModel):
+    """What of the native dialect's answer is needed here."""
+
+    model_config = ConfigDict(frozen=True, strict=True)
+
+    texts: list[_Text]
+
+
+class _ErrorDetail(BaseModel):
+    message: str
+
+
+class _ErrorAnswer(BaseModel):
+    error: _ErrorDetail
+
+
+@dataclass(frozen=True)
+class ServiceSystem:
+    """A service that speaks this project's native dialect.
+
+    Attributes:
+        name: unique in the evaluation.
+        url: its address, without the route.
+        languages: the direction.
+        decoding: how to search.
+        concurrency: requests under way at a time.
+        sleep: waits; tests replace it.
+        transport: carries the requests; None is the network.
+        console: shows the progress; None is standard error.
+    """
+
+    name: str
+    url: str
+    languages: Languages
+    decoding: Decoding
+    concurrency: int = DEFAULT_CONCURRENCY
+    sleep: Callable[[float], Awaitable[None]] = field(default=asyncio.sleep, repr=False)
+    transport: httpx.AsyncBaseTransport | None = field(default=None, repr=False)
+    console: Console | None = field(default=None, repr=False)
+
+    @property
+    def facts(self) -> dict[str, object]:
+        """What was asked."""
+        return {
+            "kind": "service",
+            "url": self.url,
+            "beam_size": self.decoding.beam_size,
+            "length_penalty": self.decoding.length_penalty,
+        }
+
+    def check(self, testset: TestSet) -> None:
+        """Nothing can be said before it is asked."""
+
+    def translate(self, testset: TestSet) -> Translations:
+        """Ask for every line.
+
+        Raises:
+            InvalidRequest: the service refused a request, in its own words.
+            Unavailable: it does not answer, or was overloaded `MAX_TRIES` times in a row.
+        """
+        return asyncio.run(self._translate(testset))
+
+    async def _translate(self, testset: TestSet) -> Translations:
+        found: dict[int, str] = {}
+        num_target_tokens = 0
+        started_s = time.perf_counter()
+        with line_progress(
+            f"{self.name} translates {testset.name}", num_lines=len(testset.sources), console=self.console
+        ) as advance:
+
+            async def work(client: httpx.AsyncClient, lines: Iterator[tuple[int, str]]) -> None:
+                nonlocal num_target_tokens
+                # All workers draw from one iterator, so no line is asked for twice.
+                for index, line in lines:
+                    text = await self._line(client, line, number=index + 1)
+                    # A line end would shift every line after it, as in `dragoman translate`.
+                    found[index] = text.text.replace("\r\n", " ").replace("\n", " ")
+                    num_target_tokens += sum(segment.num_target_tokens for segment in text.segments)
+                    advance()
+
+            limits = httpx.Limits(max_connections=self.concurrency)
+            async with httpx.AsyncClient(
+                base_url=self.url, timeout=_TIMEOUT_S, limits=limits, transport=self.transport
+            ) as client:
+                lines = iter(enumerate(testset.sources))
+                tasks = [asyncio.create_task(work(client, lines)) for _ in range(self.concurrency)]
+                try:
+                    await asyncio.gather(*tasks)
+                finally:
+                    for task in tasks:
+                        task.cancel()
+                    await asyncio.gather(*tasks, return_exceptions=True)
+        elapsed_s = time.perf_counter() - started_s
+        speed = Speed(elapsed_s, len(found), num_target_tokens, _SPEED_COVERS)
+        return Translations(tuple(found[index] for index in range(len(testset.sources))), speed)
+
+    async def _line(self, client: httpx.AsyncClient, line: str, *, number: int) -> _Text:
+        body = {
+            "texts": [line],
+            "source": self.languages.source,
+            "target": self.languages.target,
+            "options": {
+                "beam_size": self.decoding.beam_size,
+                "length_penalty": self.decoding.length_penalty,
+            },
+        }
+        for _ in range(MAX_TRIES):
+            try:
+                answer = await client.post("/v1/translate", json=body)
+            except httpx.TransportError as error:
+                raise Unavailable(
+                    f"{self.url} does not answer ({type(error).__name__}: {error}); is `dragoman serve` "
+                    "running there?"
+                ) from error
+            if answer.status_code not in _RETRYABLE_STATUSES:
+                return self._text(answer, number)
+            await self.sleep(_wait_s(answer))
+        raise Unavailable(
+            f"{self.url} answered {answer.status_code} to line {number} {MAX_TRIES} times in a row: "
+            f"{_words(answer)}; lower --concurrency, now {self.concurrency}, or try when it is idle"
+        )
+
+    def _text(self, answer: httpx.Response, number: int) -> _Text:
+        if answer.status_code != httpx.codes.OK:
+            kind: type[DragomanError] = InvalidRequest if answer.is_client_error else Unavailable
+            raise kind(f"{self.url} answered {answer.status_code} to line {number}: {_words(answer)}")
+        try:
+            (text,) = _Answer.model_validate_json(answer.content).texts
+        except (ValidationError, ValueError) as error:
+            raise InvalidRequest(
+                f"{self.url}/v1/translate does not answer as this project's service does; name the address "
+                "of a `dragoman serve`, without a route"
+            ) from error
+        return text
+
+
+def _wait_s(answer: httpx.Response) -> float:
+    """The wait that the service asks for, in seconds; a date, or nothing, counts as one."""
+    try:
+        asked_s = float(answer.headers.get("Retry-After", _DEFAULT_WAIT_S))
+    except ValueError:
+        return _DEFAULT_WAIT_S
+    return min(max(asked_s, 0.0), _MAX_WAIT_S) if asked_s == asked_s else _DEFAULT_WAIT_S
+
+
+def _words(answer: httpx.Response) -> str:
+    """What the service says of an error; what another server says, shortened."""
+    try:
+        return _ErrorAnswer.model_validate_json(answer.content).error.message
+    except ValidationError:
+        return answer.text[:_MAX_QUOTED_CHARACTERS] or answer.reason_phrase
