@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -62,26 +62,9 @@ class VocabularyOptions:
             raise InvalidOption("a user symbol is empty, has a space in it, or comes twice; mend the list")
 
 
-def train_vocabulary(
-    texts: Iterable[str], options: VocabularyOptions, *, on_chosen: Callable[[int], None] | None = None
-) -> bytes:
-    """A SentencePiece model, for `app.text.Tokenizer`: ``</s>`` is 0, ``<unk>`` 1, and there is no other.
-
-    It normalises by ``nmt_nfkc`` and splits numbers into digits. The same texts in any order give the same
-    model with the same version of SentencePiece.
-
-    Args:
-        texts: sentences of both languages.
-        options: what the vocabulary is to be.
-        on_chosen: is told how many sentences are trained on, when they are chosen and training begins.
-
-    Returns:
-        The serialised model.
-
-    Raises:
-        InvalidOption: there is no text, or too little for so many pieces.
-    """
-    chosen = list(
+def chosen_sentences(texts: Iterable[str], options: VocabularyOptions) -> list[str]:
+    """The sentences that a vocabulary is trained on, the same ones whatever their order."""
+    return list(
         lowest_hashes(
             (text for text in texts if text.strip()),
             num_items=options.num_sentences,
@@ -90,10 +73,27 @@ def train_vocabulary(
             tie_of=str,
         )
     )
+
+
+def train_vocabulary(texts: Iterable[str], options: VocabularyOptions) -> bytes:
+    """A SentencePiece model, for `app.text.Tokenizer`: ``</s>`` is 0, ``<unk>`` 1, and there is no other.
+
+    It normalises by ``nmt_nfkc`` and splits numbers into digits. The same texts in any order give the same
+    model with the same version of SentencePiece.
+
+    Args:
+        texts: sentences of both languages.
+        options: what the vocabulary is to be.
+
+    Returns:
+        The serialised model.
+
+    Raises:
+        InvalidOption: there is no text, or too little for so many pieces.
+    """
+    chosen = chosen_sentences(texts, options)
     if not chosen:
         raise InvalidOption("there is no text to train a vocabulary on; give files with text")
-    if on_chosen is not None:
-        on_chosen(len(chosen))
     written = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
