@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from random import Random
 
 import pytest
 from typer.testing import CliRunner
@@ -19,6 +20,16 @@ def table(tmp_path: Path) -> Path:
     path = tmp_path / "t.tsv"
     rows = [("a" if number % 2 else "b", *pair) for number, pair in enumerate(PAIRS)]
     path.write_text("".join("\t".join(row) + "\n" for row in [*rows, ("a", "", "x"), ("a", *PAIRS[1])]))
+    return path
+
+
+@pytest.fixture
+def varied(tmp_path: Path) -> Path:
+    """Text that many vocabularies can be made of."""
+    random = Random(5)
+    words = ["".join(random.choices("abcdefghijklm", k=random.randint(2, 6))) for _ in range(200)]
+    path = tmp_path / "varied.tsv"
+    path.write_text("".join(f"{' '.join(random.choices(words, k=6))}\t{number}\n" for number in range(300)))
     return path
 
 
@@ -127,28 +138,31 @@ def test_holding_out_more_than_there_is_is_refused(table: Path, tmp_path: Path) 
     assert not list(tmp_path.glob("mine*"))
 
 
-def test_a_vocabulary_is_trained_on_the_columns_named(table: Path, tmp_path: Path) -> None:
+def test_a_vocabulary_is_trained_on_the_columns_named(varied: Path, tmp_path: Path) -> None:
     out = tmp_path / "v.spm"
-    said = run(
-        "vocabulary", table, "--out", out, "--column", 2, "--column", 3, "--num-pieces", 26,
-        "--no-byte-fallback", "--symbol", "<x1>",
-    )  # fmt: skip
-    assert "26 pieces from 83 sentences" in said
-    assert Tokenizer.open(out, eos_id=0).pieces([2]) == ["<x1>"]
+    options = ("--num-pieces", 60, "--no-byte-fallback", "--symbol", "<x1>")
+    assert "60 pieces from 300 sentences" in run("vocabulary", varied, "--out", out, "--column", 1, *options)
+    tokenizer = Tokenizer.open(out, eos_id=0)
+    assert tokenizer.vocabulary_size == 60
+    assert tokenizer.pieces([2]) == ["<x1>"]
+    assert tokenizer.unknown_id in tokenizer.encode_source("7")
+    both = run("vocabulary", varied, "--out", out, "--force", "--column", 1, "--column", 2, *options)
+    assert "60 pieces from 600 sentences" in both
+    assert tokenizer.unknown_id not in Tokenizer.open(out, eos_id=0).encode_source("7")
 
 
 @pytest.mark.parametrize("command", ["clean", "sample", "hold-out", "vocabulary"])
-def test_no_command_replaces_a_file_unasked(table: Path, tmp_path: Path, command: str) -> None:
+def test_no_command_replaces_a_file_unasked(table: Path, varied: Path, tmp_path: Path, command: str) -> None:
     options: dict[str, tuple[object, ...]] = {
         "clean": (*LANGUAGES, *COLUMNS),
         "sample": ("-n", 5),
         "hold-out": ("-n", 5, *LANGUAGES, *COLUMNS),
-        "vocabulary": ("--num-pieces", 26, "--no-byte-fallback", "--column", 2, "--column", 3),
+        "vocabulary": ("--num-pieces", 60, "--no-byte-fallback", "--column", 1),
     }
     out = tmp_path / "out"
     written = tmp_path / "out.pt" if command == "hold-out" else out
     written.write_text("mine")
-    arguments = (command, table, "--out", out, *options[command])
+    arguments = (command, varied if command == "vocabulary" else table, "--out", out, *options[command])
     assert "--force" in refusal(*arguments)
     assert written.read_text() == "mine"
     run(*arguments, "--force")
