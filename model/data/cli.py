@@ -108,7 +108,7 @@ def clean(
         for pair in filtered.pairs():
             file.write("\t".join(map(_one_cell, pair)) + "\n")
     filtered.report()
-    _console.print(f"{filtered.counts.total.num_kept:,} pairs in {out}", highlight=False)
+    _console.print(f"{filtered.counts.total.num_kept:,} pairs in {out}", highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -162,9 +162,10 @@ def sample(
         f"{counter['empty']:,} empty, {counter['excluded']:,} with test sentences, "
         f"{counter['duplicate']:,} that came before",
         highlight=False,
+        soft_wrap=True,
     )
     if len(chosen) < num:
-        _console.print(f"there are no {num:,} texts", highlight=False)
+        _console.print(f"there are no {num:,} texts", highlight=False, soft_wrap=True)
 
 
 @app.command("hold-out")
@@ -203,7 +204,7 @@ def hold_out(
         for pair in chosen:
             for file, side in zip(files, pair, strict=True):
                 file.write(f"{side}\n")
-    _console.print(f"{num:,} pairs in {paths[0]} and {paths[1]}", highlight=False)
+    _console.print(f"{num:,} pairs in {paths[0]} and {paths[1]}", highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -255,6 +256,7 @@ def vocabulary(
     _console.print(
         f"{num_pieces:,} pieces from {len(chosen):,} sentences, {len(model) / 1e6:.2f} MB in {out}",
         highlight=False,
+        soft_wrap=True,
     )
 
 
@@ -279,7 +281,7 @@ class _Filtered:
         """What was read, kept and rejected, and what could not be judged."""
         _console.print(self.counts.table(RULES))
         for note in self._filter.notes:
-            _console.print(note, highlight=False)
+            _console.print(note, highlight=False, soft_wrap=True)
 
 
 def _parallel(
