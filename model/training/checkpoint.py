@@ -77,7 +77,8 @@ def save_checkpoint(
     (partial / _STATE).write_text(json.dumps(asdict(state), indent=2) + "\n", encoding="utf-8")
     for path in (*partial.iterdir(), partial):
         _flush(path)
-    shutil.rmtree(destination, ignore_errors=True)
+    if destination.exists():
+        _remove(destination)
     partial.rename(destination)
     _flush(folder)
     return destination
@@ -121,7 +122,7 @@ def remove_all_but(folder: Path, keep: Sequence[int]) -> None:
     """Remove the checkpoints of other steps, and what broken writes left."""
     for path in checkpoints_of(folder):
         if step_of(path) not in keep:
-            shutil.rmtree(path)
+            _remove(path)
     for path in folder.glob("step-*.partial"):
         shutil.rmtree(path)
 
@@ -146,6 +147,14 @@ def averaged_weights(paths: Sequence[Path]) -> dict[str, Tensor]:
             dtypes[name] = tensor.dtype
             sums[name] = sums[name] + tensor.double() if name in sums else tensor.double()
     return {name: (total / len(paths)).to(dtypes[name]) for name, total in sums.items()}
+
+
+def _remove(path: Path) -> None:
+    """Remove a checkpoint such that at no moment a part of it has its name."""
+    going = path.with_name(f"{path.name}.old.partial")
+    shutil.rmtree(going, ignore_errors=True)
+    path.rename(going)
+    shutil.rmtree(going)
 
 
 def _flush(path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,9 +22,9 @@ Count = Annotated[int, Field(ge=1)]
 
 
 class Section(BaseModel):
-    """A table of the file: unknown keys are errors, values do not change."""
+    """A table of the file: unknown keys are errors, values do not change, numbers are finite."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class ModelSection(Section):
@@ -42,6 +43,11 @@ class ModelSection(Section):
     positions: PositionLayout = "interleaved"
     decoder_cell: DecoderCell = "attention"
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
+
+    @model_validator(mode="after")
+    def _is_possible(self) -> ModelSection:
+        self.transformer(1)  # raises ValueError
+        return self
 
     def transformer(self, vocabulary_size: int) -> TransformerConfig:
         """The model's configuration, for a vocabulary whose end token is 0."""
@@ -229,8 +235,10 @@ class RunConfig(Section):
                 "the weights start from one of `initial`, `[model]` and `[distillation] from_teacher = true` "
                 f"and {sum(starts)} of them are given; give exactly one"
             )
-        if (self.initial is not None or teacher_is_start) and self.vocabulary is not None:
-            raise ValueError("`[vocabulary]` comes with the weights the run starts from; leave it out")
+        if (self.initial is not None or self.distillation is not None) and self.vocabulary is not None:
+            raise ValueError(
+                "the vocabulary is that of `initial` or of the teacher; leave `[vocabulary]` out"
+            )
         if self.training.average_of == "best" and self.dev is None:
             raise ValueError("average_of = 'best' needs a [dev] section")
         names = [source.name for source in self.data.source]
@@ -253,7 +261,8 @@ def load_run_config(path: Path) -> RunConfig:
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise InvalidOption(f"{path} cannot be read as TOML: {error}") from error
     try:
-        config = RunConfig.model_validate(fields)
+        # Strict as JSON is: a list is a tuple and a string a path, but "3" is no number and true is not 1.
+        config = RunConfig.model_validate_json(json.dumps(fields, default=str), strict=True)
     except ValidationError as error:
         raise InvalidOption(f"{path}: " + "; ".join(_complaints(error))) from None
     return _beside(config, path.parent)
@@ -269,10 +278,11 @@ def _complaints(error: ValidationError) -> Iterator[str]:
             yield f"there is no key {where}; {hint}"
         elif detail["type"] == "missing":
             yield f"the key {where} is missing"
-        elif where:
-            yield f"{where} is {detail['input']!r}: {detail['msg']}"
+        elif detail["type"] == "value_error":
+            message = str(detail["msg"]).removeprefix("Value error, ")
+            yield f"{where}: {message}" if where else message
         else:
-            yield str(detail["msg"]).removeprefix("Value error, ")
+            yield f"{where} is {detail['input']!r}: {detail['msg']}"
 
 
 def _keys_at(location: tuple[int | str, ...]) -> list[str]:

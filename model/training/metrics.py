@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch.utils.tensorboard import SummaryWriter
 
+from app.errors import CheckpointError
+
 METRICS_NAME = "metrics.jsonl"
 _SHOWN = ("loss", "dev_loss", "dev_bleu", "tokens_per_s")
 
@@ -23,8 +25,24 @@ class RunMetrics:
     that moment. A run that goes on from a checkpoint drops the rows of steps after it, which it makes again.
     """
 
-    def __init__(self, folder: Path, *, max_steps: int, first_step: int, tensorboard: bool) -> None:
-        """Open the files; ``first_step`` is the step before the first to come."""
+    def __init__(
+        self, folder: Path, *, max_steps: int, first_step: int, tensorboard: bool, is_silent: bool = False
+    ) -> None:
+        """Open the files.
+
+        Args:
+            folder: of the run.
+            max_steps: the length of the bar.
+            first_step: the step before the first to come.
+            tensorboard: whether TensorBoard's files are written too.
+            is_silent: write and show nothing: another process does.
+
+        Raises:
+            CheckpointError: the metrics.jsonl that is there is damaged.
+        """
+        self._is_silent = is_silent
+        if is_silent:
+            return
         self._path = folder / METRICS_NAME
         rows = read_metrics(self._path) if self._path.exists() else []
         kept = [row for row in rows if row["step"] <= first_step]
@@ -49,13 +67,16 @@ class RunMetrics:
 
     def __enter__(self) -> Self:
         """Show the bar."""
-        self._progress.start()
+        if not self._is_silent:
+            self._progress.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Close the files."""
+        if self._is_silent:
+            return
         self._progress.stop()
         self._file.close()
         if self._board is not None:
@@ -63,10 +84,14 @@ class RunMetrics:
 
     def advance(self, step: int) -> None:
         """A step was made."""
+        if self._is_silent:
+            return
         self._progress.update(self._task, completed=step)
 
     def write(self, step: int, time_s: float, numbers: Mapping[str, float]) -> None:
         """Record the numbers of a moment."""
+        if self._is_silent:
+            return
         row = {"step": step, "time_s": round(time_s, 1)} | {
             name: float(f"{value:.6g}") for name, value in numbers.items()
         }
@@ -82,17 +107,25 @@ class RunMetrics:
 
     def say(self, text: str) -> None:
         """A sentence above the bar."""
+        if self._is_silent:
+            return
         self._console.print(text, highlight=False, soft_wrap=True)
 
 
 def read_metrics(path: Path) -> list[dict[str, float]]:
-    """The rows of a metrics.jsonl; a last line that a crash cut short is left out."""
+    """The rows of a metrics.jsonl; a last line that a crash cut short is left out.
+
+    Raises:
+        CheckpointError: another line is damaged.
+    """
     rows: list[dict[str, float]] = []
     lines = path.read_text(encoding="utf-8").splitlines()
     for number, line in enumerate(lines, start=1):
         try:
             rows.append(json.loads(line))
-        except ValueError:
+        except ValueError as error:
             if number < len(lines):
-                raise
+                raise CheckpointError(
+                    f"{path}, line {number} is no row of metrics; remove that line, or the file"
+                ) from error
     return rows

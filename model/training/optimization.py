@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,19 @@ from app.errors import InvalidOption, TrainingFailed
 from model.training.config import TrainingSection
 from model.training.processes import Processes
 from model.training.schedule import learning_rate_share
+
+
+@dataclass(frozen=True)
+class Update:
+    """One update of the weights.
+
+    Attributes:
+        gradient_norm: before it was clipped.
+        num_tokens: that all processes summed over.
+    """
+
+    gradient_norm: float
+    num_tokens: int
 
 
 class Optimization:
@@ -44,16 +58,13 @@ class Optimization:
             eps=section.epsilon,
         )
 
-    def update(self, step: int, num_tokens: int, processes: Processes) -> float:
+    def update(self, step: int, num_tokens: int, processes: Processes) -> Update:
         """Apply the gradients of summed losses as those of a mean over tokens.
 
         Args:
             step: counted from 1; sets the learning rate.
             num_tokens: that this process summed over.
             processes: whose gradients are summed.
-
-        Returns:
-            The norm of the gradient before it was clipped.
 
         Raises:
             TrainingFailed: the gradient is not finite; the weights are as they were.
@@ -79,7 +90,7 @@ class Optimization:
             group["lr"] = rate * scale
         self._adamw.step()
         self._adamw.zero_grad(set_to_none=True)
-        return norm
+        return Update(norm, total)
 
     def learning_rate(self, step: int) -> float:
         """The rate of parameters with scale 1."""
@@ -112,7 +123,9 @@ class Optimization:
             raise ValueError(f"the moments are of other parameters ({len(odd)} differ, such as {odd[0]})")
         for key, value in state.items():
             name, _, part = key.rpartition(":")
-            self._adamw.state[self.parameters[name]][part] = value.clone()
+            # As AdamW has them: moments beside their parameter, the count of steps on the CPU.
+            device = torch.device("cpu") if part == "step" else self.parameters[name].device
+            self._adamw.state[self.parameters[name]][part] = value.to(device, copy=True)
 
 
 def learning_rate_scales(names: Sequence[str], section: TrainingSection) -> dict[str, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -42,6 +42,15 @@ class Processes:
             start += gradient.numel()
         return int(tokens)
 
+    def totals(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """Sums over all processes by name; one that had nothing to do may lack some names."""
+        if self.count == 1:
+            return dict(sums)
+        of_each: list[dict[str, float]] = [{} for _ in range(self.count)]
+        distributed.all_gather_object(of_each, dict(sums))
+        names = dict.fromkeys(name for one in of_each for name in one)
+        return {name: sum(one.get(name, 0.0) for one in of_each) for name in names}
+
     def agreed(self, value: bool) -> bool:
         """What the first process says, for all."""
         if self.count == 1:
@@ -61,7 +70,12 @@ def joined(device: torch.device) -> Processes:
     count = int(os.environ.get("WORLD_SIZE", "1"))
     if count == 1:
         return Processes()
-    distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    if device.type == "cuda":
+        # "cuda" means this process's own; what is no tensor of the model still travels by way of the CPU.
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        distributed.init_process_group("cpu:gloo,cuda:nccl")
+    else:
+        distributed.init_process_group("gloo")
     return Processes(distributed.get_rank(), count)
 
 

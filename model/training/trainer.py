@@ -25,6 +25,7 @@ from model.training.checkpoint import (
 )
 from model.training.config import DevSection, TrainingSection
 from model.training.dev import DevScores, DevSet
+from model.training.interruption import Interruption
 from model.training.metrics import RunMetrics
 from model.training.objective import Objective, autocast_of
 from model.training.optimization import Optimization
@@ -94,6 +95,7 @@ class Trainer:
         self._objective = objective_for(model)
         self._state = RunState(0, stream.position, fingerprint=fingerprint)
         self._device = model.output_bias.device
+        self._saved_step: int | None = None
         if found := checkpoints_of(folder / CHECKPOINTS):
             self._resume(found[-1])
 
@@ -105,40 +107,38 @@ class Trainer:
     def run(self) -> None:
         """Train until the last step, or until the dev set has had enough.
 
-        A run that is interrupted (SIGINT) writes a checkpoint first.
+        A run that is interrupted (SIGINT) finishes its step and writes a checkpoint first; a second SIGINT
+        ends it at once.
+
+        Raises:
+            KeyboardInterrupt: it was interrupted.
+            TrainingFailed: a gradient was not finite.
         """
         section = self._section
         self._model.train()
-        with RunMetrics(
-            self._folder,
-            max_steps=section.max_steps,
-            first_step=self._state.step,
-            tensorboard=section.tensorboard and self._processes.is_first,
-        ) as metrics:
+        with (
+            RunMetrics(
+                self._folder,
+                max_steps=section.max_steps,
+                first_step=self._state.step,
+                tensorboard=section.tensorboard,
+                is_silent=not self._processes.is_first,
+            ) as metrics,
+            Interruption() as interruption,
+        ):
             sums: defaultdict[str, float] = defaultdict(float)
-            try:
-                while self._state.step < section.max_steps:
-                    began_s = time.perf_counter()
-                    for name, value in self._update().items():
-                        sums[name] += value
-                    elapsed_s = time.perf_counter() - began_s
-                    sums["time_s"] += elapsed_s
-                    self._state = replace(self._state, time_s=self._state.time_s + elapsed_s)
-                    metrics.advance(self._state.step)
-                    if self._is_due(section.log_every_steps):
-                        metrics.write(self._state.step, self._state.time_s, self._means(sums))
-                        sums.clear()
-                    is_good = self._evaluate_if_due(metrics)
-                    if is_good or self._is_due(section.checkpoint_every_steps):
-                        self._save()
-                    if self._has_had_enough():
-                        metrics.say(f"the dev set has not improved for {self._patience()} evaluations: done")
-                        self._save()
-                        break
-            except KeyboardInterrupt:
-                self._save()
+            is_interrupted = False
+            while self._state.step < section.max_steps and not self._has_had_enough():
+                is_interrupted = self._processes.agreed(interruption.was_asked)
+                if is_interrupted:
+                    break
+                self._step(sums, metrics)
+            self._save()
+            if is_interrupted:
                 metrics.say(f"stopped at step {self._state.step}; the same command goes on from there")
-                raise
+                raise KeyboardInterrupt
+            if self._has_had_enough():
+                metrics.say(f"the dev set has not improved for {self._patience()} evaluations: done")
 
     def result(self) -> dict[str, Tensor]:
         """The weights of the run: those of its last or best checkpoints, averaged."""
@@ -147,6 +147,22 @@ class Trainer:
             best = self._state.best_steps(self._section.average)
             found = [path for path in found if step_of(path) in best]
         return averaged_weights(found[-self._section.average :])
+
+    def _step(self, sums: defaultdict[str, float], metrics: RunMetrics) -> None:
+        """One update and what is due after it; `sums` gathers numbers until they are written."""
+        began_s = time.perf_counter()
+        for name, value in self._update().items():
+            sums[name] += value
+        elapsed_s = time.perf_counter() - began_s
+        sums["time_s"] += elapsed_s
+        self._state = replace(self._state, time_s=self._state.time_s + elapsed_s)
+        metrics.advance(self._state.step)
+        if self._is_due(self._section.log_every_steps):
+            metrics.write(self._state.step, self._state.time_s, self._means(self._processes.totals(sums)))
+            sums.clear()
+        is_good = self._evaluate_if_due(metrics)
+        if is_good or self._is_due(self._section.checkpoint_every_steps):
+            self._save()
 
     def _update(self) -> Mapping[str, float]:
         """One step: the sums of losses and tokens."""
@@ -168,28 +184,30 @@ class Trainer:
             sums["source_tokens"] += int(batch.source_mask.sum())
             for name, value in loss.parts.items():
                 sums[name] += value
+        update = self._optimization.update(step, num_tokens, self._processes)
         sums["tokens"] = num_tokens
-        sums["gradient_norm"] = self._optimization.update(step, num_tokens, self._processes)
+        sums["gradient_norm"] = update.gradient_norm
         sums["updates"] = 1
         self._state = replace(
             self._state,
             step=step,
             position=self._stream.position,
-            num_tokens=self._state.num_tokens + num_tokens * self._processes.count,
+            num_tokens=self._state.num_tokens + update.num_tokens,
         )
         return sums
 
     def _means(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Losses per token, rates per second."""
+        """Losses per token, rates per second, from the sums of all processes."""
         rest = {"tokens", "source_tokens", "updates", "time_s", "gradient_norm"}
         tokens = max(sums["tokens"], 1)
+        time_s = sums["time_s"] / self._processes.count
         numbers = {name: value / tokens for name, value in sums.items() if name not in rest}
         return numbers | {
             "gradient_norm": sums["gradient_norm"] / sums["updates"],
             "learning_rate": self._optimization.learning_rate(self._state.step),
             "target_tokens": self._state.num_tokens,
-            "tokens_per_s": self._processes.count * tokens / sums["time_s"],
-            "source_tokens_per_s": self._processes.count * sums["source_tokens"] / sums["time_s"],
+            "tokens_per_s": tokens / time_s,
+            "source_tokens_per_s": sums["source_tokens"] / time_s,
         }
 
     def _is_due(self, every: int) -> bool:
@@ -200,7 +218,9 @@ class Trainer:
 
     def _has_had_enough(self) -> bool:
         patience = self._patience()
-        return self._processes.agreed(patience > 0 and self._state.evaluations_since_best() >= patience)
+        if not patience:
+            return False
+        return self._processes.agreed(self._state.evaluations_since_best() >= patience)
 
     def _evaluate_if_due(self, metrics: RunMetrics) -> bool:
         """Whether the model was judged and its checkpoint is worth keeping."""
@@ -221,6 +241,9 @@ class Trainer:
         return self._section.average if self._section.average_of == "best" else 1
 
     def _save(self) -> None:
+        if self._state.step == self._saved_step:
+            return
+        self._saved_step = self._state.step
         if self._processes.is_first:
             folder = self._folder / CHECKPOINTS
             save_checkpoint(folder, self._model.state_dict(), self._optimization.state(), self._state)
@@ -244,6 +267,7 @@ class Trainer:
                 f"{path} is of another model or another choice of what is frozen"
             ) from error
         self._state = checkpoint.state
+        self._saved_step = checkpoint.state.step
         self._stream.go_to(checkpoint.state.position)
 
 
