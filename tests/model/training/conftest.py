@@ -13,7 +13,8 @@ from model.data.batches import BatchStream, WeightedSource
 from model.data.dataset import TokenPairs
 from model.training.config import TrainingSection
 from model.training.objective import LabelSmoothing
-from model.training.trainer import Trainer
+from model.training.processes import Processes
+from model.training.trainer import Judge, Trainer
 from model.transformer import Transformer
 
 VOCABULARY = 23
@@ -35,8 +36,11 @@ class TrainerMaker:
 
     folder: Path
     config: TransformerConfig
+    dropout: float = 0.2
 
-    def __call__(self, name: str, **changes: object) -> Trainer:
+    def __call__(
+        self, name: str, *, processes: Processes | None = None, judge: Judge | None = None, **changes: object
+    ) -> Trainer:
         torch.manual_seed(7)  # the model's weights; the run itself must not depend on it
         section = TrainingSection(
             **(
@@ -59,13 +63,15 @@ class TrainerMaker:
         folder = self.folder / name
         folder.mkdir(exist_ok=True)
         return Trainer(
-            Transformer(replace(self.config, dropout=0.2)),
+            Transformer(replace(self.config, dropout=self.dropout)),
             lambda _: LabelSmoothing(section.label_smoothing),
             section,
             stream=BatchStream(sources, max_tokens=section.batch_tokens, seed=5, chunk_pairs=64),
             folder=folder,
             seed=5,
             fingerprint="toy",
+            processes=processes,
+            judge=judge,
         )
 
 

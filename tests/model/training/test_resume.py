@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
@@ -9,11 +10,24 @@ import torch
 from app.errors import CheckpointError
 from model.training.checkpoint import checkpoints_of, load_checkpoint
 from model.training.metrics import read_metrics
+from model.training.trainer import Trainer
 from tests.model.training.conftest import TrainerMaker
 
 
-class _Stop(KeyboardInterrupt):
-    pass
+def signal_during_update(
+    trainer: Trainer, monkeypatch: pytest.MonkeyPatch, *, step: int, times: int = 1
+) -> None:
+    """Ctrl-C while the step-th update changes the weights."""
+    adamw = trainer._optimization._adamw
+    change = adamw.step
+
+    def interrupted() -> object:
+        if trainer.state.step + 1 == step:
+            for _ in range(times):
+                signal.raise_signal(signal.SIGINT)
+        return change()
+
+    monkeypatch.setattr(adamw, "step", interrupted)
 
 
 def weights_of(folder: Path) -> dict[str, torch.Tensor]:
@@ -28,14 +42,7 @@ def test_a_run_that_was_interrupted_ends_bit_for_bit_like_one_that_was_not(
     make_trainer("whole", accumulate=accumulate).run()
 
     first = make_trainer("parts", accumulate=accumulate)
-    update = first._update
-
-    def stopping() -> object:
-        if first.state.step == stop_at:
-            raise _Stop
-        return update()
-
-    monkeypatch.setattr(first, "_update", stopping)
+    signal_during_update(first, monkeypatch, step=stop_at)
     with pytest.raises(KeyboardInterrupt):
         first.run()
     second = make_trainer("parts", accumulate=accumulate)
@@ -44,11 +51,46 @@ def test_a_run_that_was_interrupted_ends_bit_for_bit_like_one_that_was_not(
 
     whole, parts = weights_of(tmp_path / "whole"), weights_of(tmp_path / "parts")
     assert all(torch.equal(whole[name], parts[name]) for name in whole)
-    kept = [
-        [{"step": row["step"], "loss": row["loss"]} for row in read_metrics(tmp_path / run / "metrics.jsonl")]
-        for run in ("whole", "parts")
+    rows = {run: read_metrics(tmp_path / run / "metrics.jsonl") for run in ("whole", "parts")}
+    assert [row["step"] for row in rows["whole"]] == [row["step"] for row in rows["parts"]] == [3, 6, 9, 12]
+    # The row after the stop is a mean over fewer steps; those before and after it are the same.
+    untouched = [number for number, row in enumerate(rows["whole"]) if row["step"] not in (3, 9)]
+    assert [rows["whole"][number]["loss"] for number in untouched] == [
+        rows["parts"][number]["loss"] for number in untouched
     ]
-    assert [row["step"] for row in kept[0]] == [row["step"] for row in kept[1]] == [3, 6, 9, 12]
+
+
+def test_a_second_interruption_ends_a_run_at_once_and_leaves_its_checkpoints(
+    make_trainer: TrainerMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = make_trainer("run")
+    signal_during_update(trainer, monkeypatch, step=7, times=2)
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.run()
+    assert signal.getsignal(signal.SIGINT) is before
+    assert [path.name for path in checkpoints_of(tmp_path / "run" / "checkpoints")] == ["step-00000005"]
+
+
+def test_an_ignored_signal_stays_ignored(make_trainer: TrainerMaker, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = make_trainer("run")
+    signal_during_update(trainer, monkeypatch, step=7, times=2)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        trainer.run()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert trainer.state.step == 12
+
+
+def test_a_finished_run_that_is_started_again_changes_nothing(
+    make_trainer: TrainerMaker, tmp_path: Path
+) -> None:
+    make_trainer("run").run()
+    files = sorted(path for path in (tmp_path / "run").rglob("*") if path.is_file())
+    before = [path.read_bytes() for path in files]
+    make_trainer("run").run()
+    assert [path.read_bytes() for path in files] == before
 
 
 def test_a_run_that_was_killed_goes_on_from_its_newest_whole_checkpoint(
