@@ -6,6 +6,8 @@ that stops and goes on sees exactly the batches that it would have seen.
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
@@ -97,10 +99,11 @@ class BatchStream:
             sources: at least one, none of them empty.
             max_tokens: of a batch, B x max(S, T), padding included; a pair with more makes a batch alone.
             seed: everything random follows from it.
-            chunk_pairs: pairs that are sorted by length together.
+            chunk_pairs: pairs that are sorted by length together; fewer where they would go through every
+                source more than once, because copies of a pair, equally long, would share batches.
 
         Raises:
-            ValueError: there is no source, one is empty, or a weight is not positive.
+            ValueError: there is no source, one is empty, or a weight or `chunk_pairs` is not positive.
         """
         if not sources:
             raise ValueError("there are 0 sources of pairs; at least 1 is needed")
@@ -110,13 +113,19 @@ class BatchStream:
                     f"source {number} has {len(source.pairs)} pairs and weight {source.weight}; both must be "
                     "more than 0"
                 )
+        if chunk_pairs < 1:
+            raise ValueError(f"chunk_pairs is {chunk_pairs}; it must be at least 1")
         self._sources = sources
         self._shares = np.array([source.weight for source in sources]) / sum(
             source.weight for source in sources
         )
         self._max_tokens = max_tokens
         self._seed = seed
-        self._chunk_pairs = chunk_pairs
+        longest_pass = max(
+            len(source.pairs) / share if share else math.inf
+            for source, share in zip(sources, self._shares.tolist(), strict=True)
+        )
+        self._chunk_pairs = chunk_pairs if longest_pass >= chunk_pairs else math.ceil(longest_pass)
         self._orders: dict[tuple[int, int], IndexArray] = {}
         self._position = StreamPosition(0, 0, (0,) * len(sources))
         self._batches = self._chunk(self._position)
@@ -125,15 +134,21 @@ class BatchStream:
         """Go on where another stream over the same sources stood.
 
         Raises:
-            ValueError: it was over another number of sources.
+            ValueError: it was over other sources, or batches of another size.
         """
         if len(position.drawn) != len(self._sources):
             raise ValueError(
                 f"the position is of {len(position.drawn)} sources and there are {len(self._sources)}; go on "
                 "with the sources that the run began with"
             )
+        batches = self._chunk(position)
+        if not 0 <= position.batch <= len(batches):
+            raise ValueError(
+                f"the position is after batch {position.batch} of a chunk that has {len(batches)}; go on "
+                "with the sources and the size of batches that the run began with"
+            )
         self._position = position
-        self._batches = self._chunk(position)
+        self._batches = batches
 
     @property
     def position(self) -> StreamPosition:
@@ -141,10 +156,11 @@ class BatchStream:
         return self._position
 
     def passes(self) -> tuple[float, ...]:
-        """How often each source was gone through, up to the chunks used up."""
+        """How often each source was gone through."""
+        in_chunk = Counter(source for batch in self._batches[: self._position.batch] for source, _ in batch)
         return tuple(
-            drawn / len(source.pairs)
-            for drawn, source in zip(self._position.drawn, self._sources, strict=True)
+            (drawn + in_chunk[number]) / len(source.pairs)
+            for number, (drawn, source) in enumerate(zip(self._position.drawn, self._sources, strict=True))
         )
 
     def next_batch(self, *, rank: int = 0, num_processes: int = 1) -> Batch | None:

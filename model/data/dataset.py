@@ -94,6 +94,8 @@ class TokenPairs:
                 f"{path} does not hold token pairs ({type(error).__name__}); delete it, it is made anew"
             ) from error
         for ids, starts in ((pairs.source_ids, pairs.source_starts), (pairs.target_ids, pairs.target_starts)):
+            if ids.dtype != np.int32 or starts.dtype != np.int64 or ids.ndim != 1 or starts.ndim != 1:
+                raise CheckpointError(f"{path} does not hold token pairs; delete it, it is made anew")
             if not len(starts) or starts[0] or starts[-1] != len(ids) or (np.diff(starts) < 1).any():
                 raise CheckpointError(f"{path} contradicts itself; delete it, it is made anew")
         if len(pairs.source_starts) != len(pairs.target_starts):

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from app.errors import InvalidOption
 from model.attention import KeysValues
 from model.data.batches import Batch
 from model.training.objective import Loss
@@ -84,7 +85,7 @@ class Distillation:
     """The loss of a student beside its teacher, for `model.training.trainer`.
 
     Raises:
-        ValueError: the two differ in width, depth or vocabulary.
+        InvalidOption: the two differ in width, depth, vocabulary or the place of their norms.
     """
 
     def __init__(
@@ -106,9 +107,10 @@ class Distillation:
         mine, theirs = student.config, teacher.config
         for name in ("d_model", "decoder_layers", "vocabulary_size", "norm"):
             if getattr(mine, name) != getattr(theirs, name):
-                raise ValueError(
+                raise InvalidOption(
                     f"the teacher's {name} is {getattr(theirs, name)} and the student's is "
-                    f"{getattr(mine, name)}; states and words are compared one by one, so both must agree"
+                    f"{getattr(mine, name)}; states and words are compared one by one; take another "
+                    "teacher, or the same size in [model]"
                 )
         self._teacher = teacher.eval().requires_grad_(False)
         self._vocabulary = vocabulary
@@ -187,6 +189,9 @@ def _same_frozen_encoder(teacher: Transformer, student: Transformer) -> bool:
     theirs = dict(teacher.named_parameters())
     if student.config.dropout:
         return False
+    for name in ("encoder_layers", "num_heads", "activation", "norm", "positions", "layer_norm_epsilon"):
+        if getattr(student.config, name) != getattr(teacher.config, name):
+            return False
     return all(
         not parameter.requires_grad and name in theirs and torch.equal(parameter, theirs[name])
         for name, parameter in student.named_parameters()
