@@ -129,6 +129,12 @@ def evaluate_command(
     )
     if record:
         _check_record(expanded, is_cut=max_lines is not None)
+    for part in opened:
+        if len(testsets) > 1 and part.path is not None and part.path.is_file():
+            raise InvalidOption(
+                f"{part.path} is one file, but there are {len(testsets)} test sets; name a folder that holds "
+                "TEST_SET.txt for each, as --outputs writes it"
+            )
     if json_file is not None and not json_file.parent.is_dir():
         raise InvalidOption(f"{json_file.parent} is not a folder; make it, or name another --json")
     found = evaluate(expanded, testsets, num_samples=samples, outputs=outputs, console=_console)
@@ -287,6 +293,9 @@ def _record(found: Sequence[TestSetOutcome]) -> None:
 
     for path, scores in quality_scores(found).items():
         bundle = add_quality(path, scores)
+        num_all = len(bundle.manifest.quality)
         _console.print(
-            f"{len(scores)} scores recorded in {bundle.path}, {len(bundle.manifest.quality)} in all"
+            f"{len(scores)} scores recorded in {bundle.path}, {num_all} in all",
+            soft_wrap=True,
+            highlight=False,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -11,19 +12,23 @@ from model.evaluation.evaluation import Outcome, TestSetOutcome
 from model.evaluation.significance import Certainty, Comparison
 from model.evaluation.system import Languages
 
-_PLAIN_WIDTH = 10_000
+_MAX_WIDTH = 10_000
+_SCORES = ("BLEU", "p", "chrF", "p ")
+_REST = ("length", "empty", "repeated", "copied", "tokens/s", "lines/s")
+_ALL = (*_SCORES, *_REST)
 _UNKNOWN = "-"
 
 
 def print_tables(found: Sequence[TestSetOutcome], console: Console) -> None:
-    """One table a test set, and what its figures mean."""
-    tables = [_table(part) for part in found]
-    if not console.is_terminal:
-        # In a file or a pipe nobody's screen is a reason to fold cells.
-        console.width = _PLAIN_WIDTH
-    for table in tables:
-        console.print(table)
-    console.print(_explanation(found), highlight=False)
+    """One table a test set, and what its figures mean.
+
+    A terminal too narrow for it gets the scores and the rest as two tables; nothing is ever cut.
+    """
+    is_narrow = console.is_terminal and any(_width(_table(part), console) > console.width for part in found)
+    for part in found:
+        for table in (_table(part, _SCORES), _table(part, _REST)) if is_narrow else (_table(part),):
+            _print_whole(table, console)
+    console.print(_explanation(found), highlight=False, soft_wrap=True)
 
 
 def as_json(found: Sequence[TestSetOutcome], *, languages: Languages | None, num_samples: int) -> object:
@@ -87,40 +92,56 @@ def _certainty_facts(certainties: Mapping[str, Certainty], name: str) -> dict[st
     }
 
 
-def _table(part: TestSetOutcome) -> Table:
-    table = Table(title=f"{part.testset.name}, {len(part.testset.sources)} lines", title_justify="left")
+def _table(part: TestSetOutcome, headings: Sequence[str] = _ALL) -> Table:
+    title = f"{part.testset.name}, {len(part.testset.sources)} lines"
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    rows = [_cells(outcome, part.comparison) for outcome in part.outcomes]
+    shown = [heading for heading in headings if heading in rows[0]]
     table.add_column("system", no_wrap=True)
-    compared = part.comparison is not None
-    score_headings = ["BLEU", "± 95 %", "p"] if compared else ["BLEU"]
-    score_headings += ["chrF", "± 95 %", "p"] if compared else ["chrF"]
-    for heading in (*score_headings, "length", "empty", "repeated", "copied", "tokens/s", "lines/s"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for outcome in part.outcomes:
-        table.add_row(*_cells(outcome, part.comparison))
+    for heading in shown:
+        # Two columns are called p; a space at the end keeps them apart here and shows nowhere.
+        table.add_column(heading.strip(), justify="right", no_wrap=True)
+    for outcome, row in zip(part.outcomes, rows, strict=True):
+        table.add_row(outcome.system.name, *(row[heading] for heading in shown))
     return table
 
 
-def _cells(outcome: Outcome, comparison: Comparison | None) -> list[str]:
+def _print_whole(table: Table, console: Console) -> None:
+    """Print a table in the width it needs: in a file or a pipe no screen is a reason to cut cells."""
+    width_before = console.width
+    console.width = _width(table, console)
+    console.print(table)
+    console.width = width_before
+
+
+def _width(table: Table, console: Console) -> int:
+    """The columns of a screen that a table needs."""
+    return console.measure(table, options=console.options.update(max_width=_MAX_WIDTH)).maximum
+
+
+def _cells(outcome: Outcome, comparison: Comparison | None) -> dict[str, str]:
+    """Heading -> cell; certainties only where systems are compared."""
     measures, speed, name = outcome.measures, outcome.speed, outcome.system.name
-    faults = measures.faults
-    return [
-        name,
-        f"{measures.bleu:.2f}",
-        *([] if comparison is None else _certainty_cells(comparison.bleu[name])),
-        f"{measures.chrf:.2f}",
-        *([] if comparison is None else _certainty_cells(comparison.chrf[name])),
-        f"{measures.length_ratio:.3f}",
-        str(len(faults.empty)),
-        str(len(faults.repeated)),
-        str(len(faults.copied)),
-        _UNKNOWN if speed is None else f"{speed.target_tokens_per_s:,.0f}",
-        _UNKNOWN if speed is None else f"{speed.lines_per_s:,.1f}",
-    ]
+    cells = {
+        "BLEU": f"{measures.bleu:.2f}",
+        "chrF": f"{measures.chrf:.2f}",
+        "length": f"{measures.length_ratio:.3f}",
+        "empty": str(len(measures.faults.empty)),
+        "repeated": str(len(measures.faults.repeated)),
+        "copied": str(len(measures.faults.copied)),
+        "tokens/s": _UNKNOWN if speed is None else f"{speed.target_tokens_per_s:,.0f}",
+        "lines/s": _UNKNOWN if speed is None else f"{speed.lines_per_s:,.1f}",
+    }
+    if comparison is not None:
+        bleu, chrf = comparison.bleu[name], comparison.chrf[name]
+        cells["BLEU"] += f" ± {bleu.confidence:.2f}"
+        cells["chrF"] += f" ± {chrf.confidence:.2f}"
+        cells["p"], cells["p "] = _p_value(bleu), _p_value(chrf)
+    return cells
 
 
-def _certainty_cells(certainty: Certainty) -> tuple[str, str]:
-    p_value = _UNKNOWN if certainty.p_value is None else f"{certainty.p_value:.3f}"
-    return f"{certainty.confidence:.2f}", p_value
+def _p_value(certainty: Certainty) -> str:
+    return _UNKNOWN if certainty.p_value is None else f"{certainty.p_value:.3f}"
 
 
 def _explanation(found: Sequence[TestSetOutcome]) -> str:
@@ -130,6 +151,7 @@ def _explanation(found: Sequence[TestSetOutcome]) -> str:
     )
     lines = [*signatures, "length: tokens of the translations by those of the references"]
     if any(part.comparison is not None for part in found):
+        lines.append("±: 95 % confidence interval, by bootstrap")
         lines.append(
             f"p: paired bootstrap against {outcomes[0].system.name}; below 0.05 a difference is hardly chance"
         )

@@ -151,6 +151,9 @@ def test_mistakes_are_named_before_any_work(
     ):
         with pytest.raises(InvalidOption, match=words):
             run(*arguments, testset)
+    second = f"--testset=second={tmp_path / 's.en'},{tmp_path / 's.pt'}"
+    with pytest.raises(InvalidOption, match="is one file, but there are 2 test sets"):
+        run(f"mine={ready}", testset, second)
     with pytest.raises(BundleCorrupt, match="is not JSON"):
         run(damaged, testset)
 

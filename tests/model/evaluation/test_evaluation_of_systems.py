@@ -53,21 +53,41 @@ def poor() -> FakeSystem:
     return FakeSystem("poor", lines)
 
 
+def cells_of(text: str, system: str) -> list[list[str]]:
+    """The rows that begin with a system's name."""
+    return [line.split() for line in text.splitlines() if line.split()[:1] == [system]]
+
+
 def test_systems_stand_side_by_side_in_one_table_for_each_test_set() -> None:
     found = evaluate([perfect(), poor()], [TESTSET, OTHER], num_samples=100, console=QUIET)
     file = io.StringIO()
     print_tables(found, Console(file=file, width=40))
     text = file.getvalue()
-    assert "t, 4 lines" in text
-    assert "u, 2 lines" in text
-    first = text.split("u, 2 lines")[0]
-    cells = [line.replace("│", " ").split() for line in first.splitlines() if line.startswith("│")]
-    assert cells[0][:4] == ["perfect", "100.00", "0.00", "-"]
-    assert cells[0][-6:] == ["1.000", "0", "0", "0", "40", "8.0"]
-    assert cells[1][0] == "poor"
-    assert cells[1][-5:] == ["1", "1", "1", "-", "-"]
+    first, second = text.split("u, 2 lines")
+    assert "t, 4 lines" in first
+    assert cells_of(first, "perfect") == [
+        ["perfect", "100.00", "±", "0.00", "-", "100.00", "±", "0.00", "-", "1.000", *"000", "40", "8.0"]
+    ]
+    ((*_, empty, repeated, copied, tokens_per_s, lines_per_s),) = cells_of(first, "poor")
+    assert (empty, repeated, copied, tokens_per_s, lines_per_s) == ("1", "1", "1", "-", "-")
+    assert len(cells_of(second, "perfect")) == len(cells_of(second, "poor")) == 1
     assert "paired bootstrap against perfect" in text
     assert "all of it" in text
+
+
+def test_a_narrow_terminal_gets_two_tables_with_nothing_cut() -> None:
+    found = evaluate([perfect(), poor()], [TESTSET], num_samples=100, console=QUIET)
+    texts = []
+    for width in (200, 70, 30):
+        file = io.StringIO()
+        print_tables(found, Console(file=file, width=width, force_terminal=True, color_system=None))
+        texts.append(file.getvalue())
+    wide, narrow, tiny = texts
+    assert len(cells_of(wide, "perfect")) == 1
+    scores, rest = cells_of(narrow, "perfect")
+    assert [*scores, *rest[1:]] == cells_of(wide, "perfect")[0]
+    assert "…" not in narrow + tiny
+    assert cells_of(tiny, "perfect") == cells_of(narrow, "perfect")
 
 
 def test_a_single_system_is_compared_with_nothing() -> None:
@@ -75,7 +95,7 @@ def test_a_single_system_is_compared_with_nothing() -> None:
     assert found.comparison is None
     file = io.StringIO()
     print_tables([found], Console(file=file))
-    assert "± 95 %" not in file.getvalue()
+    assert "±" not in file.getvalue()
     assert "bootstrap" not in file.getvalue()
 
 
