@@ -76,16 +76,8 @@ def draw_attention(maps: AttentionMaps, kind: AttentionKind) -> Figure:
     # The panels share their axes, and with them these ticks.
     panels[0, 0].set_xticks(range(len(columns)), [_shown(piece) for piece in columns])
     panels[0, 0].set_yticks(range(len(rows)), [_shown(piece) for piece in rows])
-    figure.colorbar(
-        image,
-        ax=panels,
-        label="attention weight",
-        location="top",
-        shrink=0.5,
-        fraction=0.012,
-        pad=0.005,
-        aspect=40,
-    )
+    bar = figure.colorbar(image, ax=panels, location="top", shrink=0.5, fraction=0.012, pad=0.005, aspect=40)
+    bar.set_label("attention weight")
     figure.supylabel(y_label, fontsize=9)
     figure.supxlabel(x_label, fontsize=9)
     figure.suptitle(f"{title}: {num_layers} layers of {num_heads} heads; each row sums to 1", fontsize=10)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tiny_models import VOCABULARY_SIZE, tiny_texts, tiny_tokenizer
+from tiny_models import VOCABULARY_SIZE, tiny_tokenizer
 from typer.testing import CliRunner, Result
 
 from app.errors import CheckpointError, InvalidOption
@@ -31,7 +31,8 @@ def plot() -> Callable[..., Result]:
 @pytest.fixture
 def make_folder(make_model: ModelMaker, tmp_path: Path) -> Callable[..., Path]:
     def make(**changes: object) -> Path:
-        model = make_model(vocabulary_size=VOCABULARY_SIZE, **changes)
+        sizes = {"encoder_layers": 1, "decoder_layers": 1, "num_heads": 1}
+        model = make_model(vocabulary_size=VOCABULARY_SIZE, **sizes, **changes)
         saved = SavedModel(model.config, model.state_dict(), tiny_tokenizer(), source="en", target="pt")
         save_model(saved, tmp_path / "model")
         return tmp_path / "model"
@@ -69,7 +70,7 @@ def test_scaling_draws_one_figure(plot: Callable[..., Result], tmp_path: Path) -
 def test_attention_draws_all_three_kinds(
     plot: Callable[..., Result], make_folder: Callable[..., Path], tmp_path: Path
 ) -> None:
-    plot("attention", make_folder(), "--text", tiny_texts()[0], "--out", tmp_path / "a", "--format", "svg")
+    plot("attention", make_folder(), "--text", "a", "--out", tmp_path / "a", "--format", "svg")
     assert names(tmp_path / "a") == {f"attention-{kind}.svg" for kind in ("encoder", "decoder", "cross")}
 
 
@@ -77,7 +78,7 @@ def test_attention_of_a_recurrent_decoder_leaves_its_figure_out_and_says_so(
     plot: Callable[..., Result], make_folder: Callable[..., Path], tmp_path: Path
 ) -> None:
     folder = make_folder(decoder_cell="ssru")
-    result = plot("attention", folder, "--text", tiny_texts()[0], "--out", tmp_path / "a")
+    result = plot("attention", folder, "--text", "a", "--out", tmp_path / "a")
     assert names(tmp_path / "a") == {"attention-encoder.png", "attention-cross.png"}
     assert "has no self-attention" in " ".join(result.output.split())
     with pytest.raises(InvalidOption, match="SSRU"):

@@ -64,7 +64,7 @@ def test_a_file_takes_one_figure(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["x.jpg", "x.pdf"])
 def test_an_unknown_format_is_refused(name: str, tmp_path: Path) -> None:
-    with pytest.raises(InvalidOption, match="or .svg"):
+    with pytest.raises(InvalidOption, match=r"or \.svg"):
         Destination(tmp_path / name).files(["a"])
 
 
