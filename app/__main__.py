@@ -111,7 +111,20 @@ def translate(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="File for the translations.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with OUTPUT.partial.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing OUTPUT.")] = False,
+    report: Annotated[
+        Path | None, typer.Option(help="With --input: write counts and speed to this file, as JSON.")
+    ] = None,
     encoding: Annotated[str, typer.Option(help="Encoding of the input; the output is UTF-8.")] = "utf-8",
+    beam_size: Annotated[int, typer.Option(help="Live beams; 1 is greedy search.")] = 1,
+    length_penalty: Annotated[
+        float, typer.Option(help="Exponent of beam search's length normalisation; 0: plain sums.")
+    ] = 1.0,
+    shortlist: Annotated[
+        bool | None,
+        typer.Option(
+            "--shortlist/--no-shortlist", help="Use the bundle's lexical shortlist. Default: if it has one."
+        ),
+    ] = None,
     variant: Annotated[str | None, typer.Option(help="Graphs to run: cpu-int8 or cpu-fp32.")] = None,
     workers: Annotated[int | None, typer.Option(help="Decoding threads. Default: the usable cores.")] = None,
 ) -> None:
@@ -126,16 +139,19 @@ def translate(
         raise typer.BadParameter("give either TEXTs or --input, not both")
     if (resume or force) and output is None:
         raise typer.BadParameter("--resume and --force are for --input and --output")
+    if report is not None and output is None:
+        raise typer.BadParameter("--report is for --input and --output")
     if bundle is not None and bundles is not None:
         raise typer.BadParameter("give either --bundle or --bundles, not both")
     if source_file is not None and not source_file.is_file():
         raise typer.BadParameter(f"{source_file} is not a file")
     from app.cli.translate import FileOptions
     from app.cli.translate import translate as run
+    from app.decoding.options import DecodingOptions
 
     file = None
     if source_file is not None and output is not None:
-        file = FileOptions(source_file, output, resume, force)
+        file = FileOptions(source_file, output, resume, force, report)
     try:
         run(
             texts or [],
@@ -143,7 +159,13 @@ def translate(
             source=source,
             target=target,
             encoding=encoding,
-            overrides={"bundles": bundle or bundles, "variant": variant, "num_workers": workers},
+            overrides={
+                "bundles": bundle or bundles,
+                "variant": variant,
+                "num_workers": workers,
+                "use_shortlist": shortlist,
+            },
+            decoding=DecodingOptions(beam_size=beam_size, length_penalty=length_penalty),
         )
     except KeyboardInterrupt:
         hint = "" if file is None else f"; pass --resume to go on with {file.output}.partial"

@@ -34,6 +34,8 @@ class JobIdentity(BaseModel):
         manifest_sha256: digest of the bundle's manifest, which holds the digests of all its files.
         variant: which graphs.
         use_shortlist: whether the output was restricted to a shortlist.
+        beam_size: live beams; 1, greedy search, where it is not said.
+        length_penalty: exponent of the score's length normalisation.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -47,6 +49,8 @@ class JobIdentity(BaseModel):
     manifest_sha256: str
     variant: str
     use_shortlist: bool
+    beam_size: int = 1
+    length_penalty: float = 1.0
 
 
 @dataclass(frozen=True)

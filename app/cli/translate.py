@@ -138,7 +138,7 @@ def translate(
             if file.report is not None:
                 _check_report(file.report, place, source_file=file.source_file, force=file.force)
             facts = inspect_input(file.source_file, decoder)
-            identity = _identity(facts, choice, settings, decoder)
+            identity = _identity(facts, choice, settings, decoder, decoding)
             output = stack.enter_context(PartialOutput(place, identity, resume=file.resume))
             job = _FileJob(file.source_file, facts, output)
         engine = open_engine(
@@ -266,7 +266,9 @@ def _check_streams(*, needs_input: bool) -> None:
         raise InvalidOption("standard output is closed; redirect it, or use --input and --output")
 
 
-def _identity(facts: InputFacts, choice: Choice, settings: Settings, decoder: LineDecoder) -> JobIdentity:
+def _identity(
+    facts: InputFacts, choice: Choice, settings: Settings, decoder: LineDecoder, decoding: DecodingOptions
+) -> JobIdentity:
     return JobIdentity(
         input_sha256=facts.sha256,
         input_bytes=facts.num_bytes,
@@ -277,6 +279,8 @@ def _identity(facts: InputFacts, choice: Choice, settings: Settings, decoder: Li
         manifest_sha256=sha256_of(choice.bundle.path / MANIFEST_NAME),
         variant=settings.variant,
         use_shortlist=settings.use_shortlist,
+        beam_size=decoding.beam_size,
+        length_penalty=decoding.length_penalty,
     )
 
 

@@ -190,6 +190,10 @@ def test_a_pipe_is_translated_line_by_line(
         ["--encoding", "utf-16", "text"],
         ["--workers", "0", "text"],
         ["--variant", "tpu", "text"],
+        ["--beam-size", "0", "text"],
+        ["--beam-size", "17", "text"],
+        ["--length-penalty", "-1", "text"],
+        ["--report", "report.json", "text"],
     ],
 )
 def test_contradicting_or_wrong_options_are_usage_errors_without_traceback(
@@ -291,6 +295,51 @@ def test_no_bar_is_left_in_a_log(
 ) -> None:
     translate_file(FileOptions(source_file, output, resume=False, force=False))
     assert capsys.readouterr().err == ""
+
+
+def test_the_command_line_says_how_to_decode(
+    engine: LineEngine, source_file: Path, output: Path, tmp_path: Path
+) -> None:
+    report = tmp_path / "report.json"
+    arguments = ["--beam-size", "4", "--length-penalty", "0.6", "--no-shortlist", "--report", report]
+    assert run("translate", "--workers", "1", "-i", source_file, "-o", output, *arguments) == 0
+    assert engine.options == {DecodingOptions(beam_size=4, length_penalty=0.6)}
+    facts = json.loads(report.read_text())
+    assert (facts["beam_size"], facts["length_penalty"], facts["use_shortlist"]) == (4, 0.6, False)
+
+
+def test_arguments_and_pipes_are_decoded_as_asked_for_too(engine: LineEngine) -> None:
+    assert run("translate", "-s", "en", "-t", "pt", "--beam-size", "4", "text") == 0
+    assert engine.options == {DecodingOptions(beam_size=4)}
+
+
+def test_resuming_with_another_decoding_is_refused(
+    engine: LineEngine, source_file: Path, output: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["translate", "--workers", "1", "-i", source_file, "-o", output]
+    engine.interrupt_at = 700
+    assert run(*command, "--beam-size", "4") == 130
+    capsys.readouterr()
+    engine.interrupt_at = None
+    assert run(*command, "--resume") == 2
+    assert "was made with another beam_size" in capsys.readouterr().err
+    assert run(*command, "--resume", "--beam-size", "4", "--length-penalty", "0.5") == 2
+    assert "was made with another length_penalty" in capsys.readouterr().err
+    assert run(*command, "--resume", "--beam-size", "4") == 0
+
+
+def test_a_partial_output_from_before_beams_was_greedy(
+    engine: LineEngine, source_file: Path, output: Path
+) -> None:
+    command = ["translate", "--workers", "1", "-i", source_file, "-o", output]
+    engine.interrupt_at = 700
+    assert run(*command) == 130
+    sidecar = output.with_name("out.txt.partial.json")
+    facts = json.loads(sidecar.read_text())
+    del facts["beam_size"], facts["length_penalty"]
+    sidecar.write_text(json.dumps(facts))
+    engine.interrupt_at = None
+    assert run(*command, "--resume") == 0
 
 
 def test_complete_lines_are_counted_across_chunks(tmp_path: Path) -> None:
