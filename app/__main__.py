@@ -27,6 +27,7 @@ _TRAINING_MODULES = frozenset(
             "sacrebleu",
             "matplotlib",
             "tensorboard",
+            "httpx",
         ),
         *("exporters", "model"),
     }

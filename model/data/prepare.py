@@ -21,9 +21,10 @@ from model.data.sources import SourceConfig, pairs_of
 from model.data.text_files import OnRead
 
 # Raised whenever the same text would give other pairs than before.
-_CODE_VERSION = 1
+_CODE_VERSION = 2
 _CHUNK_PAIRS = 2048
 TOO_MANY_TOKENS = "tokens"
+UNKNOWN_TARGET = "unknown"
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ class PreparedSource:
 
     Attributes:
         pairs: at least one.
-        counts: of the source, under its name; `TOO_MANY_TOKENS` is one of the rules.
+        counts: of the source, under its name; `TOO_MANY_TOKENS` and `UNKNOWN_TARGET` are among the rules.
         notes: what the filters could not judge, a sentence each.
         path: where the pairs are kept.
         was_cached: whether they were made by an earlier run.
@@ -142,7 +143,7 @@ def prepare(
 def _encoded(
     pairs: Iterable[tuple[str, str]], tokenizer: Tokenizer, *, max_tokens: int, counter: Counter[str]
 ) -> Iterator[tuple[list[int], list[int]]]:
-    """The token ids of the pairs that are short enough; the counter takes up the others."""
+    """The token ids of the pairs that are short and can be spelled; the counter takes up the others."""
     stream = iter(pairs)
     while chunk := list(itertools.islice(stream, _CHUNK_PAIRS)):
         sources = tokenizer.encode_sources([source for source, _ in chunk])
@@ -151,6 +152,10 @@ def _encoded(
             if max(len(source_ids), len(target_ids)) > max_tokens:
                 counter[KEPT] -= 1
                 counter[TOO_MANY_TOKENS] += 1
+            elif tokenizer.unknown_id in target_ids:
+                # Nobody can read the unknown piece: a model must not learn to write it.
+                counter[KEPT] -= 1
+                counter[UNKNOWN_TARGET] += 1
             else:
                 yield source_ids, target_ids
 

@@ -17,6 +17,7 @@ from model.data.sources import SourceConfig
 from model.data.vocabulary import EOS_ID, VocabularyOptions, train_vocabulary
 
 PAIRS = [(f"word {number} here", f"palavra {number} aqui") for number in range(30)]
+SNOWMAN = ("word here", "palavra ☃ aqui")  # the vocabulary has no such sign
 LONG = (" ".join("word" for _ in range(40)), " ".join("palavra" for _ in range(40)))
 
 
@@ -46,7 +47,7 @@ def preparation(tmp_path: Path, tokenizer_path: Path) -> Preparation:
 @pytest.fixture
 def source(tmp_path: Path) -> SourceConfig:
     path = tmp_path / "t.tsv"
-    pairs = [*PAIRS, PAIRS[0], ("", "x"), LONG]
+    pairs = [*PAIRS, PAIRS[0], ("", "x"), SNOWMAN, LONG]
     path.write_text("".join(f"{a}\t{b}\n" for a, b in pairs))
     return SourceConfig(name="t", path=path)
 
@@ -62,8 +63,8 @@ def test_the_pairs_are_the_ids_of_what_the_filters_keep(
         assert ids == [preparation.tokenizer.encode_source(text) for text in pair]
         assert ids[0][-1] == ids[1][-1] == EOS_ID
     counts = prepared.counts.of_source["t"]
-    assert (counts.num_read, counts.num_kept) == (33, 29)
-    assert counts.num_rejected == {"excluded": 1, "duplicate": 1, "empty": 1, "tokens": 1}
+    assert (counts.num_read, counts.num_kept) == (34, 29)
+    assert counts.num_rejected == {"excluded": 1, "duplicate": 1, "empty": 1, "tokens": 1, "unknown": 1}
 
 
 def test_a_second_run_finds_what_the_first_one_made(source: SourceConfig, preparation: Preparation) -> None:
