@@ -115,7 +115,7 @@ def test_the_order_of_a_set_of_rules_is_not_written() -> None:
 
 
 def test_a_source_of_which_nothing_is_left_is_refused(source: SourceConfig, preparation: Preparation) -> None:
-    with pytest.raises(InvalidOption, match=r"source t: none of 33 pairs is kept .*script 3"):
+    with pytest.raises(InvalidOption, match=r"source t: none of 34 pairs is kept .*script 3"):
         prepare(source, replace(preparation, source_language="ru"))
     assert not preparation.cache_directory.exists()
 
@@ -124,7 +124,7 @@ def test_an_interrupted_run_leaves_nothing_that_looks_complete(
     source: SourceConfig, preparation: Preparation
 ) -> None:
     source.path.write_bytes(source.path.read_bytes() + b"one column\n")
-    with pytest.raises(InvalidOption, match="line 34"):
+    with pytest.raises(InvalidOption, match="line 35"):
         prepare(source, preparation)
     assert not preparation.cache_directory.exists()
 
