@@ -35,8 +35,9 @@ def median_times_s(
 ) -> dict[Key, float]:
     """Measure each task ``repeats`` times and take the median.
 
-    The tasks take turns, so that a slow minute of the machine falls on all of them; a first turn that is not
-    counted fills the caches. The clock is the CPU time of the calling thread: what other processes do while
+    The tasks take turns, so that a slow minute of the machine falls on all of them. Each time a task runs
+    twice and the second run counts: the first one pays for what the task before left behind, such as memory
+    that was given back. The clock is the CPU time of the calling thread: what other processes do while
     this one waits does not count. What a task hands to other threads would not count either, hence
     `one_thread`.
 
@@ -60,13 +61,12 @@ def median_times_s(
         disable=not Console(stderr=True).is_terminal,
     )
     with one_thread(), bar:
-        shown = bar.add_task(title, total=(repeats + 1) * len(tasks))
-        for turn in range(repeats + 1):
+        shown = bar.add_task(title, total=repeats * len(tasks))
+        for _ in range(repeats):
             for key, task in tasks.items():
+                task()
                 start = clock()
                 task()
-                elapsed = clock() - start
-                if turn > 0:
-                    samples[key].append(elapsed)
+                samples[key].append(clock() - start)
                 bar.advance(shown)
     return {key: statistics.median(times) for key, times in samples.items()}

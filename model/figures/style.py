@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+from matplotlib import font_manager
 from matplotlib.figure import Figure
 from PIL import Image
 
@@ -25,6 +26,20 @@ DIVERGING = "PuOr"
 FORMATS = (".png", ".svg")
 # Inches: at 120 dots an inch a little more than the 830 pixels that a README is wide.
 WIDTH_IN = 8.0
+
+# matplotlib brings the first; it lacks Chinese, Japanese and Korean, for which one of the others is taken if
+# it is installed. Without any, matplotlib warns and draws boxes.
+_FONTS = (
+    "DejaVu Sans",
+    "Noto Sans CJK SC",
+    "Noto Sans CJK JP",
+    "Source Han Sans SC",
+    "WenQuanYi Micro Hei",
+    "WenQuanYi Zen Hei",
+    "PingFang SC",
+    "Microsoft YaHei",
+    "Arial Unicode MS",
+)
 
 _STYLE: dict[Any, object] = {
     "font.size": 10.0,
@@ -48,6 +63,8 @@ def house_style() -> Iterator[None]:
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(_STYLE)
+        installed = set(font_manager.get_font_names())
+        matplotlib.rcParams["font.family"] = [name for name in _FONTS if name in installed]
         yield
 
 

@@ -26,6 +26,7 @@ from model.figures.layer_types import (
     make_layer,
 )
 from model.greedy import greedy
+from model.layers import EncoderLayer
 from model.ssru import SSRU
 from model.transformer import Transformer
 
@@ -251,10 +252,14 @@ def test_translating_is_still_one_step_after_another(
 
 
 def test_in_a_base_encoder_layer_the_quadratic_part_overtakes_the_rest_only_at_3072_tokens() -> None:
-    """4 d^2 + 2 d d_ff of n against 2 d of n^2: the crossing is at n = 2 d + d_ff."""
-    config = TransformerConfig(vocabulary_size=8)
-    crossing = 2 * config.d_model + config.ffn_size
-    linear = 2 * crossing * (4 * config.d_model**2 + 2 * config.d_model * config.ffn_size)
-    quadratic = 2 * 2 * crossing**2 * config.d_model
-    assert crossing == 3072
-    assert linear == quadratic
+    """Two counts give a and b of a n + b n^2; the crossing a / b is 2 d + d_ff."""
+    layer = EncoderLayer(TransformerConfig(vocabulary_size=8))
+    counts = {}
+    for n in (8, 16):
+        counter = FlopCounterMode(display=False)
+        with counter:
+            layer(torch.randn(1, n, 512), torch.ones(1, 1, 1, n, dtype=torch.bool))
+        counts[n] = counter.get_total_flops()
+    quadratic = (counts[16] - 2 * counts[8]) / (16**2 - 2 * 8**2)
+    linear = (counts[8] - quadratic * 8**2) / 8
+    assert linear / quadratic == 3072

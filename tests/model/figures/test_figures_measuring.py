@@ -35,9 +35,12 @@ ModelMaker = Callable[..., Transformer]
 LENGTHS = (4, 8, 16, 32, 64, 128)
 
 
-def test_tasks_take_turns_and_the_first_turn_does_not_count() -> None:
+def test_tasks_take_turns_and_the_first_run_of_each_turn_does_not_count() -> None:
     now = [0.0]
-    durations: dict[str, Iterator[float]] = {"a": iter([100, 1, 5, 2]), "b": iter([100, 7, 8, 30])}
+    durations: dict[str, Iterator[float]] = {
+        "a": iter([90, 1, 90, 5, 90, 2]),
+        "b": iter([90, 7, 90, 8, 90, 30]),
+    }
     turns = []
 
     def task(name: str) -> Callable[[], None]:
@@ -48,7 +51,7 @@ def test_tasks_take_turns_and_the_first_turn_does_not_count() -> None:
         return run
 
     medians = median_times_s({name: task(name) for name in "ab"}, repeats=3, clock=lambda: now[0])
-    assert turns == list("abababab")
+    assert turns == list("aabbaabbaabb")
     assert medians == {"a": 2, "b": 8}
 
 
