@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -43,10 +44,10 @@ class Judge:
     section: DevSection
 
     def value(self, scores: DevScores) -> float:
-        """What decides, made such that more is better."""
+        """What decides, made such that more is better; a loss that is no number is the worst."""
         if self.section.stop_by == "bleu" and scores.bleu is not None:
             return scores.bleu
-        return -scores.loss
+        return -math.inf if math.isnan(scores.loss) else -scores.loss
 
 
 class Trainer:
