@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 from torch import Tensor, distributed
+
+_LONGEST_WAIT = timedelta(days=7)  # PyTorch's own is 30 minutes
 
 
 @dataclass(frozen=True)
@@ -66,16 +69,20 @@ class Processes:
 
 
 def joined(device: torch.device) -> Processes:
-    """Join the processes that `torch.distributed.run` started, or be the only one."""
+    """Join the processes that `torch.distributed.run` started, or be the only one.
+
+    They wait for one another as long as it takes: the first one prepares the data alone, and the launcher
+    ends the others where one has failed.
+    """
     count = int(os.environ.get("WORLD_SIZE", "1"))
     if count == 1:
         return Processes()
     if device.type == "cuda":
         # "cuda" means this process's own; what is no tensor of the model still travels by way of the CPU.
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-        distributed.init_process_group("cpu:gloo,cuda:nccl")
+        distributed.init_process_group("cpu:gloo,cuda:nccl", timeout=_LONGEST_WAIT)
     else:
-        distributed.init_process_group("gloo")
+        distributed.init_process_group("gloo", timeout=_LONGEST_WAIT)
     return Processes(distributed.get_rank(), count)
 
 

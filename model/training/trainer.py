@@ -142,9 +142,12 @@ class Trainer:
                 metrics.say(f"the dev set has not improved for {self._patience()} evaluations: done")
 
     def result(self) -> dict[str, Tensor]:
-        """The weights of the run: those of its last or best checkpoints, averaged."""
+        """The weights of the run: those of its last or best checkpoints, averaged.
+
+        Without a judge, as in a run that learns one batch by heart, none is the best, and the last are taken.
+        """
         found = checkpoints_of(self._folder / CHECKPOINTS)
-        if self._section.average_of == "best":
+        if self._section.average_of == "best" and self._judge is not None:
             best = self._state.best_steps(self._section.average)
             found = [path for path in found if step_of(path) in best]
         return averaged_weights(found[-self._section.average :])

@@ -77,6 +77,19 @@ def test_a_source_smaller_than_a_chunk_makes_batches_without_copies(sides: list[
         assert sorted(seen[start : start + len(sides)]) == [index + 1 for index in range(len(sides))]
 
 
+def test_the_pairs_of_one_batch_are_that_batch_again_and_again() -> None:
+    """What learns one batch by heart relies on it."""
+    sides = [(1 + index % 9, 1 + index % 7) for index in range(300)]
+    first = BatchStream([source_of(sides, number=0)], max_tokens=120, seed=2).next_batch()
+    assert first is not None
+    lengths = [
+        (int(s.sum()), int(t.sum())) for s, t in zip(first.source_mask, first.target_mask, strict=True)
+    ]
+    stream = BatchStream([source_of(lengths, number=0)], max_tokens=120, seed=2)
+    for batch in itertools.islice(batches_of(stream), 5):
+        assert sorted(keys(batch)) == [index + 1 for index in range(len(lengths))]
+
+
 @settings(deadline=None, max_examples=40)
 @given(
     st.lists(st.tuples(lengths, st.floats(1e-3, 1e3, allow_nan=False)), min_size=1, max_size=4),

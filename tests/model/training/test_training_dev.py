@@ -246,6 +246,14 @@ def test_the_best_checkpoint_outlives_newer_ones(
     assert [step_of(path) for path in checkpoints_of(tmp_path / "run" / "checkpoints")] == [2, 12]
 
 
+def test_without_a_judge_no_checkpoint_is_the_best_and_the_last_is_taken(make_trainer: TrainerMaker) -> None:
+    trainer = make_trainer("run", average_of="best", max_steps=3)
+    trainer.run()
+    assert all(
+        torch.equal(tensor, trainer._model.state_dict()[name]) for name, tensor in trainer.result().items()
+    )
+
+
 def test_what_decides_is_made_such_that_more_is_better(section: DevSection) -> None:
     by_loss = judged_by(section, [])
     by_bleu = judged_by(section, [], stop_by="bleu")

@@ -4,16 +4,17 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, distributed
 
 from model.training.checkpoint import checkpoints_of, load_checkpoint
 from model.training.metrics import read_metrics
-from model.training.processes import Processes
+from model.training.processes import Processes, joined, left
 from tests.model.training.conftest import TrainerMaker
 from tests.model.training.one_of_the_processes import SIZES
 
@@ -91,3 +92,31 @@ def test_one_process_asks_nobody() -> None:
     assert alone.agreed(True)
     assert not alone.agreed(False)
     alone.wait()
+
+
+@pytest.mark.parametrize(
+    ("device", "backend", "chosen"), [("cuda", "cpu:gloo,cuda:nccl", [1]), ("cpu", "gloo", [])]
+)
+def test_each_process_has_a_device_of_its_own_and_patience(
+    monkeypatch: pytest.MonkeyPatch, device: str, backend: str, chosen: list[int]
+) -> None:
+    calls: list[tuple[str, timedelta]] = []
+    devices: list[int] = []
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setattr(torch.cuda, "set_device", devices.append)
+    monkeypatch.setattr(
+        distributed, "init_process_group", lambda name, timeout: calls.append((name, timeout))
+    )
+    monkeypatch.setattr(distributed, "get_rank", lambda: 1)
+    assert joined(torch.device(device)) == Processes(1, 2)
+    assert devices == chosen
+    ((name, timeout),) = calls
+    assert name == backend
+    assert timeout > timedelta(days=1)
+
+
+def test_a_process_that_nobody_launched_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    assert joined(torch.device("cpu")) == Processes()
+    left()  # leaves nothing, and says nothing
