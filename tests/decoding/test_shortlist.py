@@ -61,6 +61,15 @@ def test_the_rule_on_an_example_done_by_hand() -> None:
     assert shortlist.targets_of(1).tolist() == [9, 11]
 
 
+def test_frequent_tokens_are_not_listed_since_they_are_candidates_anyway() -> None:
+    shortlist = make([[0, 2, 5], [1], *[[]] * 18], num_frequent=2)
+    assert shortlist.targets_of(0).tolist() == [2, 5]
+    assert shortlist.targets_of(1).tolist() == []
+    assert shortlist.num_entries == 2
+    assert shortlist == make([[2, 5], *[[]] * 19], num_frequent=2)
+    assert shortlist.candidates([0]).tolist() == [0, 1, 2, 3, 4, 5, 6, 7]
+
+
 def test_a_vocabulary_that_runs_out_ends_the_padding() -> None:
     assert make([[]] * 5, num_frequent=3).candidates([0]).tolist() == [0, 1, 2, 3, 4]
 
@@ -232,4 +241,4 @@ def test_no_damage_raises_anything_but_a_bundle_error(
         shortlist = Shortlist.load(path)
     except BundleError:
         return
-    assert shortlist.num_entries == 2
+    assert shortlist.num_entries <= 2

@@ -19,9 +19,12 @@ VALID = shortlist_bytes(LISTS, num_frequent=4)
 
 def test_the_lists_come_back_as_written() -> None:
     shortlist = read_marian_shortlist(VALID, source="lex.bin")
-    assert (shortlist.vocabulary_size, shortlist.num_frequent, shortlist.num_entries) == (20, 4, 22)
+    assert (shortlist.vocabulary_size, shortlist.num_frequent, shortlist.num_entries) == (20, 4, 16)
     for source_id, expected in enumerate(LISTS):
-        np.testing.assert_array_equal(shortlist.targets_of(source_id), expected)
+        # The four frequent ids are candidates anyway.
+        np.testing.assert_array_equal(
+            shortlist.targets_of(source_id), [target for target in expected if target >= 4]
+        )
 
 
 @settings(max_examples=50, deadline=None)
