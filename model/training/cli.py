@@ -17,8 +17,10 @@ from app.errors import CheckpointError, InvalidOption
 from model.saved_model import load_model
 from model.training.config import load_run_config
 from model.training.device import device_of, uses_bfloat16
+from model.training.launcher import run_processes
 from model.training.processes import joined, left
-from model.training.run import Start, Surroundings, run_training
+from model.training.run import Surroundings, run_training
+from model.training.start import Given
 
 _console = Console(stderr=True)
 Config = Annotated[Path, typer.Argument(help="The run's TOML file; docs/training.md lists its keys.")]
@@ -72,7 +74,7 @@ def _run(path: Path, *, overfit: bool, num_processes: int | None, needs_teacher:
         raise InvalidOption(f"{path} has a [distillation]; take `dragoman distil`, or remove it")
     wanted = num_processes or config.training.processes
     if wanted > 1 and "WORLD_SIZE" not in os.environ:
-        _start_processes(wanted)
+        raise typer.Exit(run_processes(wanted, [sys.executable, "-m", "app", *sys.argv[1:]]))
     if overfit:
         config = config.model_copy(
             update={"output": config.output.with_name(f"{config.output.name}-overfit")}
@@ -84,7 +86,7 @@ def _run(path: Path, *, overfit: bool, num_processes: int | None, needs_teacher:
     shared = joined(device)
     try:
         around = Surroundings(
-            open_start=open_start,
+            open_model=open_model,
             processes=shared,
             device=device,
             bfloat16=uses_bfloat16(training.precision, device),
@@ -98,22 +100,7 @@ def _run(path: Path, *, overfit: bool, num_processes: int | None, needs_teacher:
         left()
 
 
-def _start_processes(count: int) -> None:
-    """Become the launcher of several processes that run this same command; does not return."""
-    launcher = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        f"--nproc-per-node={count}",
-        "-m",
-        "app",
-        *sys.argv[1:],
-    ]
-    os.execv(sys.executable, launcher)
-
-
-def open_start(path: Path) -> Start:
+def open_model(path: Path) -> Given:
     """Read a model folder, or a bundle with its shortlist.
 
     Raises:
@@ -127,12 +114,12 @@ def open_start(path: Path) -> Start:
         bundle = open_bundle(path)
         model = to_saved_model(bundle)
         if bundle.manifest.shortlist is None:
-            return Start(model)
+            return Given(model)
         shortlist = shortlist_for(model, file=None, bundle=path)
-        return Start(model, None if shortlist is None else shortlist.candidates)
+        return Given(model, None if shortlist is None else shortlist.candidates)
     if not path.is_dir():
         raise CheckpointError(f"{path} is no folder; name a bundle or a model folder")
-    return Start(load_model(path))
+    return Given(load_model(path))
 
 
 def _say(text: str) -> None:

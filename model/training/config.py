@@ -46,12 +46,12 @@ class ModelSection(Section):
 
     @model_validator(mode="after")
     def _is_possible(self) -> ModelSection:
-        self.transformer(1)  # raises ValueError
+        self.transformer(1, eos_id=0)  # raises ValueError
         return self
 
-    def transformer(self, vocabulary_size: int) -> TransformerConfig:
-        """The model's configuration, for a vocabulary whose end token is 0."""
-        return TransformerConfig(vocabulary_size=vocabulary_size, **self.model_dump())
+    def transformer(self, vocabulary_size: int, *, eos_id: int) -> TransformerConfig:
+        """The configuration of a model with this vocabulary."""
+        return TransformerConfig(vocabulary_size=vocabulary_size, eos_id=eos_id, **self.model_dump())
 
 
 class VocabularySection(Section):

@@ -69,7 +69,7 @@ class Processes:
 
 
 def joined(device: torch.device) -> Processes:
-    """Join the processes that `torch.distributed.run` started, or be the only one.
+    """Join the processes that `model.training.launcher` or torchrun started, or be the only one.
 
     They wait for one another as long as it takes: the first one prepares the data alone, and the launcher
     ends the others where one has failed.

@@ -4,46 +4,36 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
-from app.errors import InvalidOption
 from app.text import Tokenizer
 from model.config import TransformerConfig
 from model.data.batches import BatchStream, WeightedSource
 from model.data.dataset import TokenPairs
-from model.distillation.initialisation import student_of
-from model.distillation.objective import Candidates, Distillation, LossWeights, SampledVocabulary
+from model.distillation.objective import Distillation, LossWeights, SampledVocabulary
 from model.saved_model import SavedModel, save_model
 from model.training.config import DistillationSection, RunConfig
-from model.training.data import prepared_sources, trained_vocabulary
+from model.training.data import prepared_sources
 from model.training.dev import DevSet
 from model.training.objective import LabelSmoothing, Objective
 from model.training.processes import Processes
+from model.training.start import (
+    Given,
+    GivenModels,
+    Vocabulary,
+    settle_vocabulary,
+    starting_model,
+    without_dropout,
+)
 from model.training.trainer import Judge, Trainer, seed_of
 from model.transformer import Transformer
 
 MODEL = "model"
-TOKENIZER = "sentencepiece.model"
 SUMMARY = "summary.json"
-
-
-@dataclass(frozen=True)
-class Start:
-    """Weights and words that a run begins with.
-
-    Attributes:
-        model: a model folder's, or a bundle's.
-        candidates: the bundle's lexical shortlist, or None.
-    """
-
-    model: SavedModel
-    candidates: Candidates | None = None
 
 
 @dataclass(frozen=True)
@@ -51,14 +41,14 @@ class Surroundings:
     """What a run is given besides its configuration.
 
     Attributes:
-        open_start: reads a model folder or a bundle.
+        open_model: reads a model folder or a bundle.
         processes: those that share the run.
         device: where to train.
         bfloat16: whether matrices are multiplied in 16 bits.
         say: told what happens before the first step.
     """
 
-    open_start: Callable[[Path], Start]
+    open_model: Callable[[Path], Given]
     processes: Processes
     device: torch.device
     bfloat16: bool
@@ -82,28 +72,28 @@ def run_training(config: RunConfig, around: Surroundings, *, overfit: bool = Fal
     """
     torch.manual_seed(seed_of(config.seed, 0))
     config.output.mkdir(parents=True, exist_ok=True)
-    distillation = config.distillation
-    teacher = around.open_start(distillation.teacher) if distillation is not None else None
-    start = around.open_start(config.initial) if config.initial is not None else None
-    tokenizer_path = _tokenizer(config, start or teacher, around)
-    tokenizer = Tokenizer.open(tokenizer_path, eos_id=_eos_id(start or teacher))
-    model = _model(config, start, teacher, tokenizer).to(around.device)
+    given = GivenModels.of(config, around.open_model)
+    vocabulary = settle_vocabulary(config, given, around.processes, say=around.say)
+    model = starting_model(config, given, vocabulary.tokenizer).to(around.device)
     if overfit:
-        _without_dropout(model)
+        without_dropout(model)
 
-    sources = prepared_sources(config, tokenizer, tokenizer_path, around.processes, say=around.say)
+    sources = prepared_sources(
+        config, vocabulary.tokenizer, vocabulary.path, around.processes, say=around.say
+    )
+    names = [source.name for source in config.data.source]
     if overfit:
-        sources = [_first_batch(config, sources)]
+        sources, names = _first_batch(config, sources, names)
     stream = BatchStream(sources, max_tokens=config.training.batch_tokens, seed=config.seed)
     trainer = Trainer(
         model,
-        lambda prepared: _objective(config, prepared, teacher, overfit=overfit),
+        lambda prepared: _objective(config, prepared, given.teacher, names, overfit=overfit),
         config.training,
         stream=stream,
         folder=config.output,
         seed=config.seed,
         fingerprint=_fingerprint(config, sources),
-        judge=_judge(config, tokenizer, overfit=overfit),
+        judge=_judge(config, vocabulary.tokenizer, overfit=overfit),
         processes=around.processes,
         bfloat16=around.bfloat16,
     )
@@ -111,73 +101,34 @@ def run_training(config: RunConfig, around: Surroundings, *, overfit: bool = Fal
     trainer.run()
     folder = config.output / MODEL
     if around.processes.is_first:
-        save_model(_saved_model(config, model, trainer, tokenizer_path, tokenizer, start or teacher), folder)
+        save_model(_saved_model(config, model, trainer, vocabulary, given), folder)
         _write_summary(config, trainer, stream, sources)
     around.processes.wait()
     return folder
 
 
-def _tokenizer(config: RunConfig, given: Start | None, around: Surroundings) -> Path:
-    """The run's vocabulary, as a file of its folder."""
-    path = config.output / TOKENIZER
-    if around.processes.is_first:
-        if given is not None:
-            content = given.model.tokenizer
-        elif config.vocabulary is not None and config.vocabulary.path is not None:
-            content = config.vocabulary.path.read_bytes()
-        elif path.exists():  # trained when the run began
-            content = path.read_bytes()
-        else:
-            content = trained_vocabulary(config, say=around.say)
-        if path.exists() and path.read_bytes() != content:
-            raise InvalidOption(
-                f"{path} is another vocabulary than the configuration's; name another output, or remove it"
-            )
-        with tempfile.NamedTemporaryFile(dir=config.output, delete=False) as file:
-            file.write(content)
-        os.replace(file.name, path)
-    around.processes.wait()
-    return path
-
-
-def _eos_id(given: Start | None) -> int:
-    return given.model.config.eos_id if given is not None else 0
-
-
-def _model(
-    config: RunConfig, start: Start | None, teacher: Start | None, tokenizer: Tokenizer
-) -> Transformer:
-    if start is not None:
-        return start.model.module()
-    if config.model is not None:
-        return Transformer(config.model.transformer(tokenizer.vocabulary_size))
-    assert teacher is not None
-    return student_of(teacher.model.module())
-
-
-def _without_dropout(model: Transformer) -> None:
-    for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
-
-
-def _first_batch(config: RunConfig, sources: Sequence[WeightedSource]) -> WeightedSource:
-    """The pairs of the first batch, as a source of their own."""
+def _first_batch(
+    config: RunConfig, sources: Sequence[WeightedSource], names: Sequence[str]
+) -> tuple[list[WeightedSource], list[str]]:
+    """The pairs of the first batch, still by their sources; those that gave none are left out."""
     batch = BatchStream(sources, max_tokens=config.training.batch_tokens, seed=config.seed).next_batch()
     assert batch is not None
-    pairs = TokenPairs.from_pairs(
-        (source[source_mask].tolist(), target[target_mask].tolist())
-        for source, source_mask, target, target_mask, _ in zip(*batch, strict=True)
-    )
-    return WeightedSource(pairs, 1.0)
+    pairs_of_source: dict[int, list[tuple[list[int], list[int]]]] = {}
+    for source, source_mask, target, target_mask, origin in zip(*batch, strict=True):
+        pair = source[source_mask].tolist(), target[target_mask].tolist()
+        pairs_of_source.setdefault(int(origin), []).append(pair)
+    # As many of each as there are: a pass over all is the batch again.
+    kept = [WeightedSource(TokenPairs.from_pairs(pairs), len(pairs)) for pairs in pairs_of_source.values()]
+    return kept, [names[origin] for origin in pairs_of_source]
 
 
-def _objective(config: RunConfig, model: Transformer, teacher: Start | None, *, overfit: bool) -> Objective:
+def _objective(
+    config: RunConfig, model: Transformer, teacher: Given | None, names: Sequence[str], *, overfit: bool
+) -> Objective:
     """The loss; the model's parameters are frozen already where they shall be."""
     distillation = config.distillation
     if distillation is None or teacher is None:
         return LabelSmoothing(0.0 if overfit else config.training.label_smoothing)
-    names = [source.name for source in config.data.source]
     return Distillation(
         teacher.model.module().to(model.output_bias.device),
         model,
@@ -223,7 +174,12 @@ def _fingerprint(config: RunConfig, sources: Sequence[WeightedSource]) -> str:
         ).encode()
     )
     for source in sources:
-        for array in (source.pairs.source_ids, source.pairs.source_starts, source.pairs.target_ids):
+        for array in (
+            source.pairs.source_ids,
+            source.pairs.source_starts,
+            source.pairs.target_ids,
+            source.pairs.target_starts,
+        ):
             digest.update(array.tobytes())
     return digest.hexdigest()
 
@@ -245,14 +201,9 @@ def _announce(
 
 
 def _saved_model(
-    config: RunConfig,
-    model: Transformer,
-    trainer: Trainer,
-    tokenizer_path: Path,
-    tokenizer: Tokenizer,
-    given: Start | None,
+    config: RunConfig, model: Transformer, trainer: Trainer, vocabulary: Vocabulary, given: GivenModels
 ) -> SavedModel:
-    provenance = dict(given.model.provenance) if given is not None else {}
+    provenance = dict(given.first.model.provenance) if given.first is not None else {}
     provenance["training"] = (
         f"{trainer.state.step} steps, {trainer.state.num_tokens} target tokens, seed {config.seed}"
     )
@@ -260,10 +211,10 @@ def _saved_model(
     return SavedModel(
         config=no_dropout,
         weights=trainer.result(),
-        tokenizer=tokenizer_path.read_bytes(),
+        tokenizer=vocabulary.path.read_bytes(),
         source=config.source,
         target=config.target,
-        unknown_id=tokenizer.unknown_id,
+        unknown_id=vocabulary.tokenizer.unknown_id,
         provenance=provenance,
         max_source_tokens=config.data.max_tokens,
         max_target_tokens=3 * config.data.max_tokens,

@@ -61,7 +61,7 @@ def test_the_example_trains_and_exports_at_a_smaller_size(work: Path) -> None:
     torch.set_num_threads(1)
     try:
         around = Surroundings(
-            open_start=lambda path: pytest.fail(f"{path} is not needed"),
+            open_model=lambda path: pytest.fail(f"{path} is not needed"),
             processes=Processes(),
             device=torch.device("cpu"),
             bfloat16=False,
