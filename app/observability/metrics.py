@@ -1,49 +1,25 @@
-"""Prometheus metrics of the runtime and of the web layer. Labels are bounded and carry no user data."""
+"""Prometheus metrics of the runtime and of the web layer. Labels are bounded and carry no user data.
+
+The families themselves are registered in `app.observability.families`; docs/metrics.md explains each.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 
-from prometheus_client import (
-    CONTENT_TYPE_LATEST,
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    PlatformCollector,
-    ProcessCollector,
-    generate_latest,
-)
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
+from app.observability.families import DecodingFamilies, RequestFamilies, StateFamilies
 from app.runtime.events import AdmissionEvent, StepEvent
+from app.runtime.request import PairInfo
 
-_SECONDS = (
-    0.0001,
-    0.00025,
-    0.0005,
-    0.001,
-    0.0025,
-    0.005,
-    0.01,
-    0.025,
-    0.05,
-    0.1,
-    0.25,
-    0.5,
-    1.0,
-    2.5,
-    5.0,
-    10.0,
-)
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-_REQUEST_SECONDS = (*_SECONDS[3:], 30.0, 60.0)
-_ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 128, 256)
-_RATIOS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+NO_PAIR = "none"
+"""The pair of a request that has none, or was refused before its pair was known."""
 
 
 class Metrics:
-    """The service's metrics; a `RuntimeObserver`. Thread-safe, as the Prometheus client is.
+    """The service's metrics; a `RuntimeObserver` and a `CacheObserver`. Thread-safe, as the client is.
 
     Args:
         registry: where the metrics live; one registry per service, never the process-wide default.
@@ -54,141 +30,92 @@ class Metrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         """Register every metric."""
         self._registry = registry
-        model = ("model",)
-        self._queue = Histogram(
-            "dragoman_queue_seconds",
-            "Seconds a segment waited for its row",
-            model,
-            buckets=_SECONDS,
-            registry=registry,
-        )
-        self._encoder = Histogram(
-            "dragoman_encoder_seconds",
-            "Seconds of an encoder pass over newcomers",
-            model,
-            buckets=_SECONDS,
-            registry=registry,
-        )
-        self._step = Histogram(
-            "dragoman_step_seconds",
-            "Seconds of a decoder step, token choice included",
-            model,
-            buckets=_SECONDS,
-            registry=registry,
-        )
-        self._rows = Histogram(
-            "dragoman_step_rows",
-            "Segments that took a decoder step together",
-            model,
-            buckets=_ROWS,
-            registry=registry,
-        )
-        self._padding = Histogram(
-            "dragoman_step_padding_ratio",
-            "Share of a step's source positions that are padding",
-            model,
-            buckets=_RATIOS,
-            registry=registry,
-        )
-        self._encoder_padding = Histogram(
-            "dragoman_encoder_padding_ratio",
-            "Share of an encoder pass's source positions that are padding",
-            model,
-            buckets=_RATIOS,
-            registry=registry,
-        )
-        self._source_tokens = Counter(
-            "dragoman_source_tokens", "Source tokens encoded", model, registry=registry
-        )
-        self._target_tokens = Counter(
-            "dragoman_target_tokens", "Target tokens decoded", model, registry=registry
-        )
-        self._segment_tokens = Histogram(
-            "dragoman_segment_target_tokens",
-            "Target tokens of a segment",
-            model,
-            buckets=_TOKENS,
-            registry=registry,
-        )
-        self._finished = Counter(
-            "dragoman_segments_finished",
-            "Segments translated, by why decoding ended",
-            ("model", "reason"),
-            registry=registry,
-        )
-        self._cancelled = Counter(
-            "dragoman_segments_cancelled",
-            "Segments that left because their client did",
-            model,
-            registry=registry,
-        )
-        self._failed = Counter(
-            "dragoman_segments_failed",
-            "Segments answered with an error, by its class",
-            ("model", "error"),
-            registry=registry,
-        )
-        self._requests = Histogram(
-            "dragoman_http_request_seconds",
-            "Seconds of an HTTP request, by route template and status code",
-            ("method", "route", "code"),
-            buckets=_REQUEST_SECONDS,
-            registry=registry,
-        )
-        self._in_flight = Gauge(
-            "dragoman_http_requests_in_flight", "HTTP requests being answered", registry=registry
-        )
-        self._waiting = Gauge(
-            "dragoman_waiting_tokens", "Source tokens accepted and not yet finished", registry=registry
-        )
-        self._running = Gauge(
-            "dragoman_running_requests", "Translation requests in the engine", registry=registry
-        )
-        ProcessCollector(registry=registry)
-        PlatformCollector(registry=registry)
+        self._decoding = DecodingFamilies(registry)
+        self._requests = RequestFamilies(registry)
+        self._state = StateFamilies(registry)
+        self._heartbeat_ages: Callable[[], Mapping[str, float]] = dict
+        self._pairs: Callable[[], Iterable[PairInfo]] = tuple
 
     def watch_engine(self, *, waiting_tokens: Callable[[], int], running_requests: Callable[[], int]) -> None:
         """Read the engine's gauges whenever the metrics are scraped."""
-        self._waiting.set_function(waiting_tokens)
-        self._running.set_function(running_requests)
+        self._state.waiting.set_function(waiting_tokens)
+        self._state.running.set_function(running_requests)
+
+    def watch_state(
+        self,
+        *,
+        draining: Callable[[], bool],
+        healthy: Callable[[], bool],
+        pairs: Callable[[], Iterable[PairInfo]],
+    ) -> None:
+        """Read whether the service is well and what it serves whenever the metrics are scraped."""
+        self._state.draining.set_function(draining)
+        self._state.healthy.set_function(healthy)
+        self._pairs = pairs
+
+    def watch_workers(self, heartbeat_ages_s: Callable[[], Mapping[str, float]]) -> None:
+        """Read every worker's heartbeat age, by worker name, whenever the metrics are scraped."""
+        self._heartbeat_ages = heartbeat_ages_s
+
+    def set_limits(self, *, max_waiting_tokens: int) -> None:
+        """State the limits that gauges are judged against."""
+        self._state.max_waiting.set(max_waiting_tokens)
 
     def on_admission(self, event: AdmissionEvent) -> None:
         """Newcomers were encoded."""
-        queue = self._queue.labels(event.model)
+        queue = self._decoding.queue.labels(event.model)
         for seconds in event.queue_s:
             queue.observe(seconds)
-        self._encoder.labels(event.model).observe(event.duration_s)
-        self._source_tokens.labels(event.model).inc(event.num_source_tokens)
+        self._decoding.encoder.labels(event.model).observe(event.duration_s)
+        self._decoding.source_tokens.labels(event.model).inc(event.num_source_tokens)
         if event.num_padded_tokens > 0:
-            self._encoder_padding.labels(event.model).observe(
+            self._decoding.encoder_padding.labels(event.model).observe(
                 1 - event.num_source_tokens / event.num_padded_tokens
             )
 
     def on_step(self, event: StepEvent) -> None:
         """Rows took a step."""
-        self._step.labels(event.model).observe(event.duration_s)
-        self._rows.labels(event.model).observe(event.num_rows)
+        self._decoding.step.labels(event.model).observe(event.duration_s)
+        self._decoding.rows.labels(event.model).observe(event.num_rows)
         positions = event.num_rows * event.source_length
         if positions > 0:
-            self._padding.labels(event.model).observe(1 - event.num_source_tokens / positions)
+            self._decoding.padding.labels(event.model).observe(1 - event.num_source_tokens / positions)
 
     def on_finished(self, model: str, *, num_target_tokens: int, finish_reason: str) -> None:
         """A segment finished."""
-        self._target_tokens.labels(model).inc(num_target_tokens)
-        self._segment_tokens.labels(model).observe(num_target_tokens)
-        self._finished.labels(model, str(finish_reason)).inc()
+        self._decoding.target_tokens.labels(model).inc(num_target_tokens)
+        self._decoding.segment_tokens.labels(model).observe(num_target_tokens)
+        self._decoding.finished.labels(model, str(finish_reason)).inc()
 
     def on_cancelled(self, model: str, *, num_segments: int) -> None:
         """Cancelled segments left."""
-        self._cancelled.labels(model).inc(num_segments)
+        self._decoding.cancelled.labels(model).inc(num_segments)
 
     def on_failure(self, model: str, *, num_segments: int, error: Exception) -> None:
         """A graph call raised; only the error's class becomes a label."""
-        self._failed.labels(model, type(error).__name__).inc(num_segments)
+        self._decoding.failed.labels(model, type(error).__name__).inc(num_segments)
+
+    def on_cache_lookup(self, model: str, result: str) -> None:
+        """A segment was looked up in the translation cache: ``hit``, ``miss`` or ``joined``.
+
+        Raises:
+            KeyError: there is no such result.
+        """
+        family = {
+            "hit": self._state.cache_hits,
+            "miss": self._state.cache_misses,
+            "joined": self._state.cache_joined,
+        }[result]
+        family.labels(model).inc()
+
+    def on_cache_size(self, *, num_bytes: int, num_entries: int) -> None:
+        """The translation cache holds so much from now on."""
+        self._state.cache_bytes.set(num_bytes)
+        self._state.cache_entries.set(num_entries)
 
     def request_started(self) -> None:
         """An HTTP request arrived."""
-        self._in_flight.inc()
+        self._requests.in_flight.inc()
 
     def request_finished(self, method: str, *, route: str, status: int, duration_s: float) -> None:
         """An HTTP request was answered.
@@ -199,11 +126,41 @@ class Metrics:
             status: the answer's status code.
             duration_s: from the first byte to the last.
         """
-        self._in_flight.dec()
-        self._requests.labels(method_label(method), route, str(status)).observe(duration_s)
+        self._requests.in_flight.dec()
+        self._requests.http_seconds.labels(method_label(method), route, str(status)).observe(duration_s)
+
+    def pair_answered(self, pair: str, *, route: str, status: int) -> None:
+        """An HTTP request was answered.
+
+        Args:
+            pair: ``en-pt`` for a served pair, else `NO_PAIR`; never a language a client made up.
+            route: the route's template.
+            status: the answer's status code.
+        """
+        self._requests.requests.labels(route, pair, str(status)).inc()
+
+    def request_failed(self, pair: str, *, error_code: str) -> None:
+        """The engine raised instead of translating.
+
+        Args:
+            pair: as in `pair_answered`.
+            error_code: the stable code of a `DragomanError`, or ``internal``.
+        """
+        self._requests.errors.labels(pair, error_code).inc()
+
+    def warned(self, model: str, warning: str) -> None:
+        """A translation carries a warning of this code."""
+        self._requests.warnings.labels(model, warning).inc()
 
     def exposition(self) -> bytes:
         """All metrics in Prometheus' text format."""
+        # Anew each time, so that a model or a worker that is gone does not stay behind.
+        self._state.heartbeat_age.clear()
+        for worker, age_s in self._heartbeat_ages().items():
+            self._state.heartbeat_age.labels(worker).set(age_s)
+        self._state.model_loaded.clear()
+        for pair in self._pairs():
+            self._state.model_loaded.labels(pair.model, f"{pair.source}-{pair.target}").set(1)
         return generate_latest(self._registry)
 
 
