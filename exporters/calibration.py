@@ -23,7 +23,11 @@ _CLIPS = np.linspace(0.4, 1.0, 31)
 
 
 def calibrated(
-    checkpoint: Checkpoint, sources: Sequence[Sequence[int]], *, max_ratio: float = 2.0
+    checkpoint: Checkpoint,
+    sources: Sequence[Sequence[int]],
+    *,
+    max_ratio: float = 2.0,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> Checkpoint:
     """The checkpoint with an activation scale for every linear layer.
 
@@ -35,6 +39,7 @@ def calibrated(
         checkpoint: float or int8 weights.
         sources: a few hundred sentences as token ids, end-of-sentence included.
         max_ratio: decoder steps per source token.
+        progress: told how many sentences are done.
     """
     module = to_module(checkpoint)
     samples: dict[str, list[npt.NDArray[np.float32]]] = {}
@@ -55,6 +60,7 @@ def calibrated(
     try:
         order = sorted(range(len(sources)), key=lambda index: len(sources[index]))
         for start in range(0, len(order), _BATCH):
+            progress(f"calibrating: {start} of {len(order)} sentences")
             _translate(module, [sources[index] for index in order[start : start + _BATCH]], max_ratio)
     finally:
         for remove in handles:

@@ -152,15 +152,15 @@ def trained_command(
     calibration = [
         line for path in calibrate_with or [] for line in read_sentences(path, option="--calibrate-with")
     ]
-    if len(calibration or verification) < FEW_TEXTS:
+    seen = calibration or verification
+    if len(seen) < FEW_TEXTS:
         _console.print(
-            f"calibrating on {len(calibration or verification)} sentences, which is few; --calibrate-with "
-            f"takes files of them: {FEW_TEXTS} or more, like what will be translated"
+            f"calibrating on {len(seen)} sentences, which is few; --calibrate-with takes files of them: "
+            f"{FEW_TEXTS} or more, like what will be translated"
         )
     with _console.status("rounding to int8") as status:
         checkpoint = to_checkpoint(saved, shortlist=lists)
-        status.update("calibrating")
-        checkpoint = with_activation_scales(checkpoint, calibration or verification, max_source_tokens=limit)
+        checkpoint = with_activation_scales(checkpoint, seen, max_source_tokens=limit, progress=status.update)
         bundle = _export(
             checkpoint,
             out,

@@ -110,8 +110,9 @@ def export_bundle(
         bundle = Bundle(work, manifest)
         reports = []
         for variant in options.variants:
-            progress(f"verifying {variant} against PyTorch on {len(options.verification_texts)} segments")
-            report = verify(bundle, checkpoint, options.verification_texts, variant=variant)
+            report = verify(
+                bundle, checkpoint, options.verification_texts, variant=variant, progress=progress
+            )
             if variant == "cpu-fp32":
                 require_equal(report)
             reports.append(report)

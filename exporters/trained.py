@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -69,7 +69,11 @@ def to_checkpoint(model: SavedModel, *, shortlist: Shortlist | None = None) -> C
 
 
 def with_activation_scales(
-    checkpoint: Checkpoint, texts: Sequence[str], *, max_source_tokens: int
+    checkpoint: Checkpoint,
+    texts: Sequence[str],
+    *,
+    max_source_tokens: int,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> Checkpoint:
     """The checkpoint with static activation scales, found by translating texts with it.
 
@@ -77,6 +81,7 @@ def with_activation_scales(
         checkpoint: from `to_checkpoint`.
         texts: source sentences, one each; a few hundred like those that will be translated.
         max_source_tokens: longer sentences are left out.
+        progress: told how many sentences are done.
 
     Raises:
         InvalidOption: no sentence is short enough.
@@ -92,7 +97,7 @@ def with_activation_scales(
             "give shorter ones, one a line"
         )
     # Calibrated is what will be served: a model that never says the unknown piece.
-    scales = calibrated(without_unknown(checkpoint), fitting).activation_scales
+    scales = calibrated(without_unknown(checkpoint), fitting, progress=progress).activation_scales
     provenance = {**checkpoint.provenance, "calibration_segments": str(len(fitting))}
     return dataclasses.replace(checkpoint, activation_scales=scales, provenance=provenance)
 

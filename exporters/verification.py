@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -28,7 +28,14 @@ MAX_SCORE_DIFFERENCE = 1e-4
 _TORCH_BATCH = 16
 
 
-def verify(bundle: Bundle, checkpoint: Checkpoint, texts: Sequence[str], *, variant: Variant) -> Verification:
+def verify(
+    bundle: Bundle,
+    checkpoint: Checkpoint,
+    texts: Sequence[str],
+    *,
+    variant: Variant,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Verification:
     """Translate texts with both sides and compare token by token.
 
     With a shortlist, both step graphs are compared: a segment counts as identical when the one over
@@ -39,6 +46,7 @@ def verify(bundle: Bundle, checkpoint: Checkpoint, texts: Sequence[str], *, vari
         checkpoint: the quantised checkpoint they were built from.
         texts: segments in the source language, each within the model's limit.
         variant: which graphs.
+        progress: told how many segments PyTorch has translated.
     """
     manifest = bundle.manifest
     tokenizer = Tokenizer.open(bundle.file(manifest.tokenizer), eos_id=manifest.tokens.eos_id)
@@ -54,7 +62,15 @@ def verify(bundle: Bundle, checkpoint: Checkpoint, texts: Sequence[str], *, vari
     for allowed in vocabularies:
         model = load_model(bundle, variant=variant, use_shortlist=allowed is not None)
         ours = serve(model, sources, shortlist=allowed)
-        reference = reference_translations(checkpoint, sources, limits=limits, shortlist=allowed)
+        reference = reference_translations(
+            checkpoint,
+            sources,
+            limits=limits,
+            shortlist=allowed,
+            progress=lambda done: progress(
+                f"verifying {variant}: PyTorch at {done} of {len(sources)} segments"
+            ),
+        )
         for index, (hypothesis, expected) in enumerate(zip(ours, reference, strict=True)):
             if hypothesis.token_ids != expected.token_ids:
                 continue
@@ -131,12 +147,14 @@ def reference_translations(
     *,
     limits: Sequence[int],
     shortlist: Shortlist | None,
+    progress: Callable[[int], None] = lambda _: None,
 ) -> list[GreedyResult]:
     """Decode all sources with the PyTorch model, in batches of similar length."""
     module = to_module(checkpoint)
     order = sorted(range(len(sources)), key=lambda index: len(sources[index]))
     results: dict[int, GreedyResult] = {}
     for start in range(0, len(order), _TORCH_BATCH):
+        progress(start)
         batch = order[start : start + _TORCH_BATCH]
         length = max(len(sources[index]) for index in batch)
         source_ids = torch.full((len(batch), length), checkpoint.config.eos_id)
