@@ -48,12 +48,40 @@ class BodyTimeout(InvalidRequest):
     retryable = True
 
 
+class AccessDenied(DragomanError):
+    """The call needs an API key that allows it, and came with none such."""
+
+    code = "access_denied"
+
+
+class RateLimited(Unavailable):
+    """The caller asks faster than its limits allow.
+
+    Attributes:
+        retry_after_s: seconds until the same request would be let through.
+    """
+
+    code = "rate_limited"
+
+    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
+        """Store the message and what the Retry-After header says."""
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class QuotaExceeded(RateLimited):
+    """The caller has used up its characters of the day."""
+
+    code = "quota_exceeded"
+
+
 CLIENT_CLOSED_REQUEST = 499
 """Nobody reads this answer; it tells the metrics and the access log why there was none."""
 
 STATUS_OF: Mapping[type[DragomanError], int] = {
     DragomanError: 500,
     MalformedBody: 400,
+    AccessDenied: 401,
     BodyTimeout: 408,
     RequestTooLarge: 413,
     UnsupportedMediaType: 415,
@@ -61,6 +89,7 @@ STATUS_OF: Mapping[type[DragomanError], int] = {
     InvalidOption: 422,
     UnsupportedPair: 422,
     QueueFull: 429,
+    RateLimited: 429,
     RequestCancelled: CLIENT_CLOSED_REQUEST,
     Unavailable: 503,
     ShuttingDown: 503,
@@ -75,6 +104,7 @@ LIBRETRANSLATE_STATUS_OF: Mapping[type[DragomanError], int] = {
     UnsupportedPair: 400,
     RequestTooLarge: 400,
     BodyTooLarge: 413,
+    AccessDenied: 403,
 }
 """The same for LibreTranslate's clients, who expect 400 for all that they can mend."""
 
@@ -109,12 +139,14 @@ def error_response(error: DragomanError, dialect: Dialect) -> Response:
     status = status_of_class(type(error), dialect)
     headers = {}
     message = error.message
-    if isinstance(error, QueueFull):
+    if isinstance(error, QueueFull | RateLimited):
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
         if dialect is Dialect.LIBRETRANSLATE:
             message = f"Slowdown: {message}"
     elif error.retryable:
         headers["Retry-After"] = str(_RETRY_AFTER_S)
+    elif status == 401:
+        headers["WWW-Authenticate"] = 'Bearer realm="dragoman"'
     return _response(status, dialect, error.code, message, retryable=error.retryable, headers=headers)
 
 
