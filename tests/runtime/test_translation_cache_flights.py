@@ -1,0 +1,422 @@
+"""Equal segments share a decoding, and nobody's answer suffers from who else asked, left or failed."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+from fake_runner import EOS_ID, FakeRunner, translate_alone
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.decoding.greedy import GreedySearch
+from app.decoding.hypothesis import FinishReason, Hypothesis
+from app.decoding.options import DecodingOptions
+from app.errors import DragomanError, RequestCancelled, ShuttingDown, WorkerFailed
+from app.runtime.entry import Entry, Outcome
+from app.runtime.events import SilentObserver
+from app.runtime.flights import Deliver, Flights, Seat
+from app.runtime.guidance_of_request import TargetPlan
+from app.runtime.lane import Lane
+from app.runtime.translation_cache import CacheLookup, SilentCacheObserver, TranslationCache
+
+MODEL = "m"
+KEY = b"key"
+ANSWER = Outcome((Hypothesis((1, 2), -1.0, FinishReason.EOS),), queue_s=0.5, decode_s=0.25)
+FAILURE = Outcome(WorkerFailed("the graph failed"), queue_s=0.0, decode_s=0.0)
+TIMEOUT = Outcome(RequestCancelled("too late"), queue_s=0.0, decode_s=0.0)
+
+
+class Watcher(SilentCacheObserver):
+    def __init__(self) -> None:
+        self.results: list[CacheLookup] = []
+
+    def on_cache_lookup(self, model: str, result: CacheLookup) -> None:
+        assert model == MODEL
+        self.results.append(result)
+
+
+@dataclass
+class Asker:
+    """A caller with what it started, what became of that, and what it was answered."""
+
+    flights: Flights
+    urgency: int = 0
+    key: bytes | None = KEY
+    refusal: Exception | None = None
+    deliver: Deliver | None = None
+    num_begun: int = 0
+    num_cancelled: int = 0
+    outcomes: list[Outcome] = field(default_factory=list)
+    seat: Seat | None = None
+
+    def ask(self) -> Asker:
+        self.seat = self.flights.ask(
+            self.key, model=MODEL, urgency=self.urgency, start=self.start, deliver=self.outcomes.append
+        )
+        return self
+
+    def start(self, deliver: Deliver) -> Callable[[], None]:
+        if self.refusal is not None:
+            raise self.refusal
+        self.num_begun += 1
+        self.deliver = deliver
+        return self.cancel
+
+    def cancel(self) -> None:
+        self.num_cancelled += 1
+
+    def leave(self) -> None:
+        assert self.seat is not None
+        self.seat.leave()
+
+    def land(self, outcome: Outcome) -> None:
+        assert self.deliver is not None
+        self.deliver(outcome)
+
+
+@pytest.fixture
+def watcher() -> Watcher:
+    return Watcher()
+
+
+@pytest.fixture
+def cache(watcher: Watcher) -> TranslationCache:
+    return TranslationCache(100_000, observer=watcher)
+
+
+@pytest.fixture
+def flights(cache: TranslationCache) -> Flights:
+    return Flights(cache)
+
+
+def test_one_decoding_answers_all_who_ask_meanwhile_and_is_kept(
+    flights: Flights, cache: TranslationCache, watcher: Watcher
+) -> None:
+    askers = [Asker(flights).ask() for _ in range(3)]
+    assert [asker.num_begun for asker in askers] == [1, 0, 0]
+    assert [asker.outcomes for asker in askers] == [[], [], []]
+    askers[0].land(ANSWER)
+    assert [asker.outcomes for asker in askers] == [[ANSWER]] * 3
+    assert flights.num_flights == 0
+    assert cache.find(KEY, model=MODEL) == ANSWER.result
+    assert watcher.results == [CacheLookup.MISS, CacheLookup.JOINED, CacheLookup.JOINED, CacheLookup.HIT]
+
+
+def test_other_keys_and_no_keys_share_nothing(flights: Flights, cache: TranslationCache) -> None:
+    askers = [Asker(flights, key=key).ask() for key in (b"a", b"b", None, None)]
+    assert [asker.num_begun for asker in askers] == [1, 1, 1, 1]
+    assert flights.num_flights == 2
+    for asker in askers:
+        asker.land(ANSWER)
+    assert [asker.outcomes for asker in askers] == [[ANSWER]] * 4
+    assert cache.num_entries == 2
+
+
+def test_the_decoding_goes_on_when_the_one_who_began_it_leaves(flights: Flights) -> None:
+    first, second = Asker(flights).ask(), Asker(flights).ask()
+    first.leave()
+    first.leave()
+    assert first.num_cancelled == 0
+    first.land(ANSWER)
+    assert (first.outcomes, second.outcomes) == ([], [ANSWER])
+
+
+def test_the_last_one_to_leave_cancels_the_decoding(flights: Flights, cache: TranslationCache) -> None:
+    first, second = Asker(flights).ask(), Asker(flights).ask()
+    first.leave()
+    second.leave()
+    assert first.num_cancelled == 1
+    assert flights.num_flights == 0
+    first.land(TIMEOUT)
+    third = Asker(flights).ask()
+    assert third.num_begun == 1, "a cancelled decoding is not joined"
+    first.land(ANSWER)
+    assert third.outcomes == []
+    assert cache.num_entries == 0
+
+
+def test_when_the_beginner_runs_out_of_time_the_most_urgent_of_the_others_begins_anew(
+    flights: Flights,
+) -> None:
+    first = Asker(flights, urgency=2).ask()
+    low, high, also_high = (Asker(flights, urgency=urgency).ask() for urgency in (0, 1, 1))
+    first.land(TIMEOUT)
+    assert first.outcomes == [TIMEOUT]
+    assert [asker.num_begun for asker in (low, high, also_high)] == [0, 1, 0]
+    high.land(ANSWER)
+    assert [asker.outcomes for asker in (low, high, also_high)] == [[ANSWER]] * 3
+
+
+def test_a_beginner_who_left_and_then_runs_out_of_time_is_not_answered(flights: Flights) -> None:
+    first, second = Asker(flights).ask(), Asker(flights).ask()
+    first.leave()
+    first.land(TIMEOUT)
+    assert (first.outcomes, second.num_begun) == ([], 1)
+    second.land(ANSWER)
+    assert second.outcomes == [ANSWER]
+
+
+def test_a_failure_answers_all_and_is_not_kept(flights: Flights, cache: TranslationCache) -> None:
+    askers = [Asker(flights).ask() for _ in range(3)]
+    askers[0].land(FAILURE)
+    assert [asker.outcomes for asker in askers] == [[FAILURE]] * 3
+    assert [asker.num_begun for asker in askers] == [1, 0, 0], "what fails for one is not tried for each"
+    assert cache.num_entries == 0
+    assert Asker(flights).ask().num_begun == 1
+
+
+def test_the_more_urgent_does_not_wait_for_the_less_urgent(flights: Flights, watcher: Watcher) -> None:
+    bulk, more_bulk = Asker(flights, urgency=0).ask(), Asker(flights, urgency=0).ask()
+    urgent, also_urgent = Asker(flights, urgency=1).ask(), Asker(flights, urgency=1).ask()
+    assert [asker.num_begun for asker in (bulk, more_bulk, urgent, also_urgent)] == [1, 0, 1, 0]
+    urgent.land(ANSWER)
+    assert [asker.outcomes for asker in (bulk, more_bulk, urgent, also_urgent)] == [[ANSWER]] * 4
+    assert (bulk.num_cancelled, urgent.num_cancelled) == (1, 0)
+    bulk.land(TIMEOUT)
+    assert bulk.outcomes == [ANSWER]
+    assert watcher.results == [CacheLookup.MISS, CacheLookup.JOINED, CacheLookup.MISS, CacheLookup.JOINED]
+
+
+def test_while_a_second_decoding_is_under_way_the_failure_of_the_first_is_no_answer(flights: Flights) -> None:
+    bulk, urgent = Asker(flights, urgency=0).ask(), Asker(flights, urgency=1).ask()
+    urgent.land(FAILURE)
+    assert (bulk.outcomes, urgent.outcomes) == ([], [])
+    bulk.land(ANSWER)
+    assert (bulk.outcomes, urgent.outcomes) == ([ANSWER], [ANSWER])
+
+
+def test_whoever_cannot_begin_is_told_and_leaves_the_others_alone(flights: Flights) -> None:
+    refusal = ShuttingDown("closing")
+    with pytest.raises(ShuttingDown):
+        Asker(flights, refusal=refusal).ask()
+    assert flights.num_flights == 0
+    bulk = Asker(flights).ask()
+    with pytest.raises(ShuttingDown):
+        Asker(flights, urgency=1, refusal=refusal).ask()
+    bulk.land(ANSWER)
+    assert bulk.outcomes == [ANSWER]
+
+
+def test_whoever_cannot_begin_anew_is_told_and_the_next_one_tries(flights: Flights) -> None:
+    first, refused, third = Asker(flights).ask(), Asker(flights).ask(), Asker(flights).ask()
+    refused.refusal = ShuttingDown("closing")
+    first.land(TIMEOUT)
+    assert [outcome.result for outcome in refused.outcomes] == [refused.refusal]
+    third.land(ANSWER)
+    assert third.outcomes == [ANSWER]
+
+
+def test_a_fault_in_beginning_anew_leaves_nobody_waiting(flights: Flights) -> None:
+    first, second, third = Asker(flights).ask(), Asker(flights).ask(), Asker(flights).ask()
+    second.refusal = MemoryError("no room")
+    with pytest.raises(MemoryError):
+        first.land(TIMEOUT)
+    assert [type(asker.outcomes[0].result) for asker in (second, third)] == [WorkerFailed] * 2
+    assert flights.num_flights == 0
+
+
+def test_leaving_while_answers_are_handed_out_is_leaving(flights: Flights) -> None:
+    first, second = Asker(flights), Asker(flights)
+    first.seat = flights.ask(
+        KEY, model=MODEL, urgency=0, start=first.start, deliver=lambda outcome: second.leave()
+    )
+    second.ask()
+    first.land(ANSWER)
+    assert second.outcomes == []
+
+
+# A whole house: segments of many requests over a real lane, in any order of events.
+
+SOURCES = [(3, 5, EOS_ID), (7, 1, EOS_ID), (2, EOS_ID), (8, 8, 8, EOS_ID), (4, 4, 1, 6, EOS_ID)]
+LIMIT = 7
+
+
+@dataclass(frozen=True)
+class Ask:
+    source: int
+    urgency: int
+
+
+@dataclass(frozen=True)
+class Leave:
+    asker: int
+
+
+@dataclass(frozen=True)
+class Expire:
+    """The time of a decoding is up, which its lane says by itself."""
+
+    run: int
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A step of the lane, and then the loop gets what it posted, or later."""
+
+    loop_turns: bool
+
+
+@dataclass(frozen=True)
+class Fault:
+    """The next graph call fails."""
+
+
+@dataclass(frozen=True)
+class Clear:
+    """A model is loaded anew."""
+
+
+events = st.lists(
+    st.one_of(
+        st.builds(Ask, source=st.integers(0, len(SOURCES) - 1), urgency=st.integers(0, 2)),
+        st.builds(Leave, asker=st.integers(0, 40)),
+        st.builds(Expire, run=st.integers(0, 40)),
+        st.builds(Turn, loop_turns=st.booleans()),
+        st.builds(Turn, loop_turns=st.just(True)),
+        st.builds(Fault),
+        st.builds(Clear),
+    ),
+    max_size=60,
+)
+
+
+@dataclass(eq=False)
+class Guest:
+    """Someone who asked; `seat` is None for one who was answered from the cache."""
+
+    source: tuple[int, ...]
+    seat: Seat | None = None
+    left: bool = False
+    expired: bool = False
+    outcomes: list[Outcome] = field(default_factory=list)
+
+    def deliver(self, outcome: Outcome) -> None:
+        assert not self.left, "whoever left is not answered"
+        self.outcomes.append(outcome)
+
+
+class House:
+    """Cache, flights, a lane, and a loop that gets the lane's outcomes by post."""
+
+    def __init__(self, max_bytes: int, max_rows: int) -> None:
+        self.cache = TranslationCache(max_bytes)
+        self.flights = Flights(self.cache)
+        self.runner = FakeRunner(max_rows=max_rows)
+        self.lane = Lane(MODEL, self.runner, max_admission_tokens=64, observer=SilentObserver())
+        self.post: deque[Callable[[], None]] = deque()
+        self.guests: list[Guest] = []
+        self.runs: list[tuple[Guest, Entry, Deliver]] = []
+        self.num_faults = 0
+        self.runner.fail_step = self.runner.fail_admit = self._fail
+
+    def do(self, event: object) -> None:
+        if isinstance(event, Ask):
+            self._ask(SOURCES[event.source], event.urgency)
+        elif isinstance(event, Leave) and self.guests:
+            guest = self.guests[event.asker % len(self.guests)]
+            if guest.seat is not None:
+                guest.seat.leave()
+                guest.left = guest.left or not guest.outcomes
+        elif isinstance(event, Expire) and self.runs:
+            guest, entry, deliver = self.runs[event.run % len(self.runs)]
+            guest.expired = True
+            entry.cancel()
+            self.post.append(lambda: deliver(TIMEOUT))
+        elif isinstance(event, Turn):
+            self.lane.tick()
+            if event.loop_turns:
+                self.turn_loop()
+        elif isinstance(event, Fault):
+            self.num_faults += 1
+        elif isinstance(event, Clear):
+            self.cache.clear()
+
+    def turn_loop(self) -> None:
+        while self.post:
+            self.post.popleft()()
+
+    def finish(self) -> None:
+        while self.lane.has_work or self.post:
+            self.lane.tick()
+            self.turn_loop()
+
+    def _ask(self, source: tuple[int, ...], urgency: int) -> None:
+        guest = Guest(source)
+        self.guests.append(guest)
+        key = self.cache.keys(MODEL, DecodingOptions()).key(source, TargetPlan(LIMIT))
+        kept = self.cache.find(key, model=MODEL)
+        if kept is not None:
+            guest.deliver(Outcome(kept, queue_s=0.0, decode_s=0.0))
+            return
+
+        def start(deliver: Deliver) -> Callable[[], None]:
+            entry = Entry(
+                source,
+                GreedySearch(eos_id=EOS_ID, max_target_tokens=LIMIT),
+                max_target_tokens=LIMIT,
+                submitted_at_s=0.0,
+                deliver=lambda outcome: self.post.append(lambda: deliver(outcome)),
+            )
+            self.lane.add(entry)
+            self.runs.append((guest, entry, deliver))
+            return entry.cancel
+
+        guest.seat = self.flights.ask(key, model=MODEL, urgency=urgency, start=start, deliver=guest.deliver)
+
+    def _fail(self) -> None:
+        if self.num_faults:
+            self.num_faults -= 1
+            raise RuntimeError("a fault of the graph")
+
+
+@settings(max_examples=250, deadline=None)
+@given(max_bytes=st.sampled_from([0, 900, 100_000]), max_rows=st.integers(1, 4), happenings=events)
+def test_whatever_happens_each_answer_is_what_the_segment_gets_alone(
+    max_bytes: int, max_rows: int, happenings: Sequence[object]
+) -> None:
+    house = House(max_bytes, max_rows)
+    any_fault = any(isinstance(event, Fault) for event in happenings)
+    for event in happenings:
+        house.do(event)
+    house.finish()
+    assert house.flights.num_flights == 0
+    for guest in house.guests:
+        if guest.left:
+            continue
+        (outcome,) = guest.outcomes
+        if isinstance(outcome.result, DragomanError):
+            if isinstance(outcome.result, RequestCancelled):
+                assert guest.expired, "nobody is told that another one's time was up"
+            else:
+                assert isinstance(outcome.result, WorkerFailed)
+                assert any_fault
+        else:
+            assert outcome.result == (translate_alone(guest.source, LIMIT),)
+    for source in SOURCES:
+        key = house.cache.keys(MODEL, DecodingOptions()).key(source, TargetPlan(LIMIT))
+        kept = house.cache.find(key, model=MODEL)
+        assert kept in (None, (translate_alone(source, LIMIT),))
+    assert house.cache.num_bytes <= max_bytes
+
+
+def test_equal_segments_at_the_same_time_are_decoded_once() -> None:
+    house = House(100_000, 4)
+    for _ in range(5):
+        for source in range(len(SOURCES)):
+            house.do(Ask(source, 0))
+        house.do(Turn(loop_turns=True))
+    house.finish()
+    house.do(Ask(0, 2))
+    assert sorted(house.runner.seen) == sorted(SOURCES)
+    assert all(guest.outcomes for guest in house.guests)
+
+
+def test_with_the_cache_off_every_segment_is_decoded() -> None:
+    house = House(0, 4)
+    for _ in range(3):
+        house.do(Ask(0, 0))
+    house.finish()
+    assert house.runner.seen == [SOURCES[0]] * 3
