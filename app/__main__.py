@@ -10,6 +10,7 @@ from typing import Annotated, Optional
 
 import typer
 
+from app.cli.keys import keys
 from app.errors import DragomanError, InvalidRequest, SettingsError
 
 _EXIT_FAILED = 1
@@ -44,6 +45,7 @@ cli = typer.Typer(
 )
 models = typer.Typer(help="Show and check bundles.", no_args_is_help=True)
 cli.add_typer(models, name="models")
+cli.add_typer(keys, name="keys")
 
 Bundles = Annotated[
     Optional[Path],  # noqa: UP045  # typer reads the annotation at run time
