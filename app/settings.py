@@ -161,6 +161,10 @@ class Settings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="Least severe log line that is written."
     )
+    tracing: bool = Field(
+        default=False,
+        description="Send OpenTelemetry traces, to OTEL_EXPORTER_OTLP_ENDPOINT; needs the extra otel.",
+    )
 
 
 def load_settings(

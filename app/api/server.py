@@ -26,17 +26,24 @@ from app.api.languages import LanguageTable
 from app.api.libretranslate import WARNINGS_HEADER, LibreTranslateBody, libretranslate_router
 from app.api.middleware import RequestContext
 from app.api.native import native_router
+from app.api.observed import TraceRequests, observed
 from app.api.options import ApiOptions
 from app.api.schemas import TranslateBody
 from app.errors import DragomanError, InvalidRequest, RequestCancelled
 from app.observability import Metrics
+from app.observability.tracing import PlainTracer, Tracer
 
 _CORS_MAX_AGE_S = 1_728_000
 _DESCRIPTION = "Self-hosted machine translation: a native API below /v1 and LibreTranslate's at the root."
 
 
 def create_app(
-    engine: TranslationEngine, options: ApiOptions, *, metrics: Metrics, drain: Drain | None = None
+    engine: TranslationEngine,
+    options: ApiOptions,
+    *,
+    metrics: Metrics,
+    drain: Drain | None = None,
+    tracer: Tracer | None = None,
 ) -> FastAPI:
     """Build the application around an opened, not yet started engine.
 
@@ -47,6 +54,7 @@ def create_app(
         options: the web layer's limits.
         metrics: where requests are counted and what /metrics shows.
         drain: tells those that wait for a body when the service begins to stop.
+        tracer: what begins the trace of each request; None gives ids to logs and answers, and no spans.
     """
 
     @asynccontextmanager
@@ -82,6 +90,12 @@ def create_app(
     metrics.watch_engine(
         waiting_tokens=lambda: engine.num_waiting_tokens, running_requests=lambda: engine.num_running_requests
     )
+    metrics.watch_state(
+        draining=lambda: engine.draining,
+        healthy=lambda: engine.healthy(max_heartbeat_age_s=options.max_heartbeat_age_s),
+        pairs=lambda: engine.pairs,
+    )
+    engine = observed(engine, metrics)
     routers = (
         native_router(engine, languages, options),
         libretranslate_router(engine, languages, options),
@@ -111,6 +125,7 @@ def create_app(
             max_age=_CORS_MAX_AGE_S,
         )
     app.add_middleware(RequestContext, metrics=metrics, paths=paths)
+    app.add_middleware(TraceRequests, tracer=tracer or PlainTracer(), metrics=metrics, paths=paths)
     return app
 
 

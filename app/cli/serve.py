@@ -21,6 +21,7 @@ from app.cli.listening import Listeners
 from app.cli.opening import open_engine
 from app.cli.version import installed_version
 from app.observability import Metrics, configure_logging
+from app.observability.tracing import Tracer, open_tracer
 from app.settings import Settings, load_settings
 
 _ANSWER_S = 5
@@ -105,8 +106,11 @@ def serve(overrides: Mapping[str, object]) -> None:
     configure_logging(settings.log_format, settings.log_level)
     log: structlog.stdlib.BoundLogger = structlog.get_logger("dragoman.serve")
     listeners = Listeners(settings.host, settings.port)
+    tracer: Tracer | None = None
     try:
         metrics = Metrics(CollectorRegistry())
+        metrics.set_limits(max_waiting_tokens=settings.max_waiting_tokens)
+        tracer = open_tracer(enabled=settings.tracing, version=installed_version())
         bundles = discover(settings.bundles)
         engine = open_engine(
             bundles, settings, max_waiting_tokens=settings.max_waiting_tokens, observer=metrics
@@ -119,7 +123,7 @@ def serve(overrides: Mapping[str, object]) -> None:
         )
         drain = Drain()
         config = server_config(
-            create_app(engine, api_options(settings), metrics=metrics, drain=drain), settings
+            create_app(engine, api_options(settings), metrics=metrics, drain=drain, tracer=tracer), settings
         )
         listeners.listen()
         server = DrainingServer(
@@ -136,6 +140,8 @@ def serve(overrides: Mapping[str, object]) -> None:
         raise SystemExit(1 if ended.code else 0) from None
     finally:
         listeners.close()
+        if tracer is not None:
+            tracer.close()
 
 
 def server_config(app: Callable[..., Any], settings: Settings) -> uvicorn.Config:

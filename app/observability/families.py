@@ -111,6 +111,12 @@ class DecodingFamilies:
             _MODEL,
             registry=registry,
         )
+        self.expired = Counter(
+            "dragoman_segments_expired",
+            "Segments that left because their request's deadline passed",
+            _MODEL,
+            registry=registry,
+        )
         self.failed = Counter(
             "dragoman_segments_failed",
             "Segments answered with an error, by its class",

@@ -91,6 +91,10 @@ class Metrics:
         """Cancelled segments left."""
         self._decoding.cancelled.labels(model).inc(num_segments)
 
+    def on_expired(self, model: str, *, num_segments: int) -> None:
+        """Segments left because their deadline passed."""
+        self._decoding.expired.labels(model).inc(num_segments)
+
     def on_failure(self, model: str, *, num_segments: int, error: Exception) -> None:
         """A graph call raised; only the error's class becomes a label."""
         self._decoding.failed.labels(model, type(error).__name__).inc(num_segments)

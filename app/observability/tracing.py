@@ -1,0 +1,158 @@
+"""Traces: which request a log line belongs to, and, where switched on, spans for OpenTelemetry.
+
+Spans are made after the fact from the timestamps that the engine takes anyway: no step of decoding knows of
+them. Nothing of OpenTelemetry is imported by this file; `open_tracer` does so where tracing is on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from app.errors import SettingsError
+from app.observability.trace_context import TraceContext, new_trace, parse_traceparent
+from app.runtime.request import Timings, TranslationResult
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of a translation.
+
+    Attributes:
+        name: the span's name.
+        start_s: seconds from the call of the engine to the stage's begin.
+        end_s: likewise to its end.
+    """
+
+    name: str
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True)
+class TranslationFacts:
+    """What a span tells of one translation; counts and codes, never a text.
+
+    Attributes:
+        pair: ``en-pt``.
+        started_at_ns: wall clock at the call of the engine, nanoseconds since 1970.
+        ended_at_ns: likewise at its end.
+        stages: in the order they began; none where it failed.
+        counts: name -> number, such as ``num_segments``.
+        model: bundle id; empty where it failed.
+        error_code: the code of the error it failed with; empty where it did not.
+    """
+
+    pair: str
+    started_at_ns: int
+    ended_at_ns: int
+    stages: tuple[Stage, ...] = ()
+    counts: Mapping[str, int] | None = None
+    model: str = ""
+    error_code: str = ""
+
+
+class RequestTrace(Protocol):
+    """One HTTP request's part of a trace. For the event loop."""
+
+    @property
+    def context(self) -> TraceContext:
+        """This request's own ids."""
+        ...
+
+    def translated(self, facts: TranslationFacts) -> None:
+        """The engine answered or failed."""
+        ...
+
+    def finish(self, *, route: str, status: int) -> None:
+        """The request was answered; called once."""
+        ...
+
+
+class Tracer(Protocol):
+    """Begins the trace of every request."""
+
+    def begin(self, method: str, *, headers: Mapping[str, str]) -> RequestTrace:
+        """A request arrived.
+
+        Args:
+            method: as metrics show it.
+            headers: the request's, by lower-case name.
+        """
+        ...
+
+    def close(self) -> None:
+        """Send what has not been sent; blocks for some seconds at most."""
+        ...
+
+
+class PlainTracer:
+    """Ids for the log and the answer, and no spans: what runs unless tracing is switched on."""
+
+    def begin(self, method: str, *, headers: Mapping[str, str]) -> RequestTrace:  # noqa: ARG002
+        """Continue the caller's trace, or start one."""
+        caller = parse_traceparent(headers.get("traceparent", ""))
+        return _PlainTrace(new_trace() if caller is None else caller.child())
+
+    def close(self) -> None:
+        """Nothing to send."""
+
+
+class _PlainTrace:
+    def __init__(self, context: TraceContext) -> None:
+        self.context = context
+
+    def translated(self, facts: TranslationFacts) -> None:
+        """Ignore."""
+
+    def finish(self, *, route: str, status: int) -> None:
+        """Ignore."""
+
+
+def open_tracer(*, enabled: bool, version: str) -> Tracer:
+    """The tracer that the settings ask for.
+
+    Where spans go, how many and with which names of service and host, the standard variables say:
+    ``OTEL_EXPORTER_OTLP_ENDPOINT``, ``OTEL_TRACES_SAMPLER``, ``OTEL_SERVICE_NAME`` and their kin.
+
+    Raises:
+        SettingsError: tracing is on and the OpenTelemetry SDK is not installed.
+    """
+    if not enabled:
+        return PlainTracer()
+    try:
+        from app.observability.opentelemetry_tracer import OpenTelemetryTracer
+    except ImportError as error:
+        raise SettingsError(
+            f"DRAGOMAN_TRACING is on, but {error.name or 'OpenTelemetry'} is not installed; install "
+            "dragoman[otel], or turn tracing off"
+        ) from error
+    return OpenTelemetryTracer.to_collector(version=version)
+
+
+def stages_of(timings: Timings) -> tuple[Stage, ...]:
+    """The stages of a translation whose segments all waited and decoded together.
+
+    Of several segments the longest wait and the longest decoding are shown, ending with the answer.
+    """
+    decode_from_s = max(0.0, timings.total_s - timings.decode_s)
+    return (
+        Stage("queue", max(0.0, decode_from_s - timings.queue_s), decode_from_s),
+        Stage("decode", decode_from_s, timings.total_s),
+    )
+
+
+def counts_of(result: TranslationResult) -> Mapping[str, int]:
+    """How much was translated."""
+    segments: Sequence[tuple[int, int]] = [
+        (segment.num_source_tokens, segment.num_target_tokens)
+        for text in result.texts
+        for segment in text.segments
+    ]
+    return {
+        "num_texts": len(result.texts),
+        "num_segments": len(segments),
+        "num_source_tokens": sum(source for source, _ in segments),
+        "num_target_tokens": sum(target for _, target in segments),
+    }
