@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from app.bundle import Variant, default_directory
@@ -156,6 +156,45 @@ class Settings(BaseSettings):
     cors_origins: str = Field(
         default="",
         description="Origins whose web pages may call the service, separated by commas; * allows all.",
+    )
+    keys_file: str = Field(
+        default="", description="File of API keys, made with `dragoman keys create`; read when it changes."
+    )
+    api_keys: SecretStr = Field(
+        default=SecretStr(""),
+        description="API keys that may translate: name=key or name=sha256:<hex>, separated by commas.",
+    )
+    admin_keys: SecretStr = Field(
+        default=SecretStr(""), description="API keys that may also read the metrics, in the same form."
+    )
+    allow_anonymous: Literal["auto", "true", "false"] = Field(
+        default="auto",
+        description="Whether callers without a key may translate; auto: only while there are no keys.",
+    )
+    open_metrics: bool = Field(
+        default=False, description="Whether /metrics needs no key even when there are keys."
+    )
+    anonymous_requests_per_second: int = Field(
+        default=0,
+        ge=0,
+        le=1_000_000,
+        description="Requests each address may send a second without a key; 0: no limit.",
+    )
+    anonymous_characters_per_minute: int = Field(
+        default=0,
+        ge=0,
+        le=1_000_000_000_000,
+        description="Characters each address may translate a minute without a key; 0: no limit.",
+    )
+    anonymous_characters_per_day: int = Field(
+        default=0,
+        ge=0,
+        le=1_000_000_000_000,
+        description="Characters each address may translate a day (UTC) without a key; 0: no limit.",
+    )
+    trusted_proxies: str = Field(
+        default="",
+        description="Addresses or networks of proxies, separated by commas, whose X-Forwarded-For is true.",
     )
     log_format: Literal["console", "json"] = Field(default="console", description="Form of the log lines.")
     log_level: Literal["debug", "info", "warning", "error"] = Field(

@@ -16,6 +16,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 
+from app.api.authentication import AccessOptions, Authentication
 from app.api.body_limits import BodyLimits, Drain
 from app.api.docs_page import docs_page
 from app.api.engine_protocol import TranslationEngine
@@ -28,7 +29,9 @@ from app.api.middleware import RequestContext
 from app.api.native import native_router
 from app.api.observed import TraceRequests, observed
 from app.api.options import ApiOptions
+from app.api.quotas import Counters, RateLimits, metered
 from app.api.schemas import TranslateBody
+from app.api.security_headers import SecurityHeaders
 from app.errors import DragomanError, InvalidRequest, RequestCancelled
 from app.observability import Metrics
 from app.observability.tracing import PlainTracer, Tracer
@@ -44,6 +47,7 @@ def create_app(
     metrics: Metrics,
     drain: Drain | None = None,
     tracer: Tracer | None = None,
+    access: AccessOptions | None = None,
 ) -> FastAPI:
     """Build the application around an opened, not yet started engine.
 
@@ -55,7 +59,9 @@ def create_app(
         metrics: where requests are counted and what /metrics shows.
         drain: tells those that wait for a body when the service begins to stop.
         tracer: what begins the trace of each request; None gives ids to logs and answers, and no spans.
+        access: who may use the service, and how much; None lets everybody do everything.
     """
+    engine = metered(engine)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -109,6 +115,8 @@ def create_app(
     )
     _add_error_handlers(app)
     # The last one added is the outermost.
+    app.add_middleware(RateLimits, counters=Counters())
+    app.add_middleware(Authentication, options=AccessOptions() if access is None else access)
     app.add_middleware(
         BodyLimits,
         max_body_bytes=options.max_body_bytes,
@@ -120,12 +128,13 @@ def create_app(
             CORSMiddleware,
             allow_origins=list(options.cors_origins),
             allow_methods=["GET", "POST"],
-            allow_headers=["Authorization", "Content-Type"],
-            expose_headers=["X-Request-ID", "Retry-After", WARNINGS_HEADER],
+            allow_headers=["Authorization", "Content-Type", "X-API-Key"],
+            expose_headers=["X-Request-ID", "Retry-After", "RateLimit", "RateLimit-Policy", WARNINGS_HEADER],
             max_age=_CORS_MAX_AGE_S,
         )
     app.add_middleware(RequestContext, metrics=metrics, paths=paths)
     app.add_middleware(TraceRequests, tracer=tracer or PlainTracer(), metrics=metrics, paths=paths)
+    app.add_middleware(SecurityHeaders)
     return app
 
 

@@ -17,6 +17,7 @@ from app.api import ApiOptions, create_app
 from app.api.body_limits import Drain
 from app.api.engine_protocol import TranslationEngine
 from app.bundle import discover
+from app.cli.access import access_options, trusted_proxies
 from app.cli.listening import Listeners
 from app.cli.opening import open_engine
 from app.cli.version import installed_version
@@ -24,6 +25,8 @@ from app.observability import Metrics, configure_logging
 from app.observability.tracing import Tracer, open_tracer
 from app.settings import Settings, load_settings
 
+_MAX_HEAD_BYTES = 16 * 1024
+"""Request line and headers together."""
 _ANSWER_S = 5
 """Seconds that slow readers get to take finished answers once the engine has stopped."""
 
@@ -108,6 +111,7 @@ def serve(overrides: Mapping[str, object]) -> None:
     listeners = Listeners(settings.host, settings.port)
     tracer: Tracer | None = None
     try:
+        access = access_options(settings, [bound.getsockname()[0] for bound in listeners.sockets])
         metrics = Metrics(CollectorRegistry())
         metrics.set_limits(max_waiting_tokens=settings.max_waiting_tokens)
         tracer = open_tracer(enabled=settings.tracing, version=installed_version())
@@ -123,7 +127,10 @@ def serve(overrides: Mapping[str, object]) -> None:
         )
         drain = Drain()
         config = server_config(
-            create_app(engine, api_options(settings), metrics=metrics, drain=drain, tracer=tracer), settings
+            create_app(
+                engine, api_options(settings), metrics=metrics, drain=drain, tracer=tracer, access=access
+            ),
+            settings,
         )
         listeners.listen()
         server = DrainingServer(
@@ -146,6 +153,7 @@ def serve(overrides: Mapping[str, object]) -> None:
 
 def server_config(app: Callable[..., Any], settings: Settings) -> uvicorn.Config:
     """The HTTP server's part of the settings."""
+    proxies = trusted_proxies(settings)
     return uvicorn.Config(
         app,
         lifespan="on",
@@ -156,6 +164,12 @@ def server_config(app: Callable[..., Any], settings: Settings) -> uvicorn.Config
         # request arrives, and that request is lost.
         timeout_keep_alive=settings.keep_alive_s,
         timeout_graceful_shutdown=_ANSWER_S,
+        # Named, because the server's other parser, where it is installed, does not limit a request's head.
+        http="h11",
+        h11_max_incomplete_event_size=_MAX_HEAD_BYTES,
+        # By default the server would believe whatever runs on this machine, and an environment variable.
+        proxy_headers=bool(proxies),
+        forwarded_allow_ips=proxies,
     )
 
 
