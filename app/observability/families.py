@@ -180,6 +180,11 @@ class StateFamilies:
         self.healthy = Gauge(
             "dragoman_healthy", "1 while every worker lives and gave a recent sign of life", registry=registry
         )
+        self.started = Gauge(
+            "dragoman_started",
+            "1 once every worker has shown that it can translate with every model",
+            registry=registry,
+        )
         self.heartbeat_age = Gauge(
             "dragoman_worker_heartbeat_age_seconds",
             "Seconds since a busy worker's loop last turned; 0 while it is idle",

@@ -5,7 +5,7 @@ The families themselves are registered in `app.observability.families`; docs/met
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Sequence
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
@@ -33,7 +33,7 @@ class Metrics:
         self._decoding = DecodingFamilies(registry)
         self._requests = RequestFamilies(registry)
         self._state = StateFamilies(registry)
-        self._heartbeat_ages: Callable[[], Mapping[str, float]] = dict
+        self._heartbeat_ages: Callable[[], Sequence[float]] = tuple
         self._pairs: Callable[[], Iterable[PairInfo]] = tuple
 
     def watch_engine(self, *, waiting_tokens: Callable[[], int], running_requests: Callable[[], int]) -> None:
@@ -53,9 +53,12 @@ class Metrics:
         self._state.healthy.set_function(healthy)
         self._pairs = pairs
 
-    def watch_workers(self, heartbeat_ages_s: Callable[[], Mapping[str, float]]) -> None:
-        """Read every worker's heartbeat age, by worker name, whenever the metrics are scraped."""
+    def watch_workers(
+        self, *, heartbeat_ages_s: Callable[[], Sequence[float]], started: Callable[[], bool]
+    ) -> None:
+        """Read each worker's heartbeat age, and whether all have translated, when metrics are scraped."""
         self._heartbeat_ages = heartbeat_ages_s
+        self._state.started.set_function(started)
 
     def set_limits(self, *, max_waiting_tokens: int) -> None:
         """State the limits that gauges are judged against."""
@@ -160,8 +163,8 @@ class Metrics:
         """All metrics in Prometheus' text format."""
         # Anew each time, so that a model or a worker that is gone does not stay behind.
         self._state.heartbeat_age.clear()
-        for worker, age_s in self._heartbeat_ages().items():
-            self._state.heartbeat_age.labels(worker).set(age_s)
+        for worker, age_s in enumerate(self._heartbeat_ages()):
+            self._state.heartbeat_age.labels(str(worker)).set(age_s)
         self._state.model_loaded.clear()
         for pair in self._pairs():
             self._state.model_loaded.labels(pair.model, f"{pair.source}-{pair.target}").set(1)

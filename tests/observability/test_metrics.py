@@ -3,6 +3,7 @@ from prometheus_client import CollectorRegistry
 
 from app.observability import Metrics
 from app.runtime.events import AdmissionEvent, RuntimeObserver, StepEvent
+from app.runtime.request import PairInfo
 
 
 @pytest.fixture
@@ -63,3 +64,45 @@ def test_two_services_in_one_process_do_not_share_metrics() -> None:
     one.on_cancelled("m", num_segments=1)
     assert b'segments_cancelled_total{model="m"}' not in other.exposition()
     assert b"process_resident_memory_bytes" in one.exposition()
+
+
+def test_cache_events_are_counted_by_what_became_of_the_segment(
+    registry: CollectorRegistry, metrics: Metrics
+) -> None:
+    for result in ("hit", "hit", "miss", "joined"):
+        metrics.on_cache_lookup("m", result)
+    metrics.on_cache_size(num_bytes=300, num_entries=2)
+    counted = [
+        registry.get_sample_value(f"dragoman_cache_{name}_total", {"model": "m"})
+        for name in ("hits", "misses", "joined")
+    ]
+    assert counted == [2, 1, 1]
+    assert registry.get_sample_value("dragoman_cache_bytes") == 300
+    assert registry.get_sample_value("dragoman_cache_entries") == 2
+    with pytest.raises(KeyError):
+        metrics.on_cache_lookup("m", "a new result")
+
+
+def test_a_model_or_worker_that_is_gone_is_no_longer_shown(metrics: Metrics) -> None:
+    pairs = [PairInfo("en", "pt", "old")]
+    ages = [0.5, 0.25]
+    metrics.watch_state(draining=lambda: False, healthy=lambda: True, pairs=lambda: pairs)
+    metrics.watch_workers(heartbeat_ages_s=lambda: ages, started=lambda: True)
+    before = metrics.exposition().decode()
+    assert 'dragoman_model_loaded{model="old",pair="en-pt"} 1.0' in before
+    assert 'dragoman_worker_heartbeat_age_seconds{worker="1"} 0.25' in before
+    pairs[:] = [PairInfo("en", "pt", "new")]
+    ages.pop()
+    after = metrics.exposition().decode()
+    assert 'dragoman_model_loaded{model="new",pair="en-pt"} 1.0' in after
+    assert 'model="old"' not in after
+    assert 'worker="1"' not in after
+
+
+def test_unusual_methods_share_one_label(metrics: Metrics) -> None:
+    for method in ("GET", "secret"):
+        metrics.request_started()
+        metrics.request_finished(method, route="/livez", status=200, duration_s=0.001)
+    text = metrics.exposition().decode()
+    assert 'method="OTHER"' in text
+    assert "secret" not in text
