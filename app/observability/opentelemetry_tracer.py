@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import (
@@ -45,9 +45,10 @@ class OpenTelemetryTracer:
     @classmethod
     def to_collector(cls, *, version: str) -> OpenTelemetryTracer:
         """Send spans by OTLP over HTTP, in batches from a thread of the SDK's."""
-        # Of the two the environment wins: OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES.
-        named = Resource({"service.name": _SCOPE, "service.version": version})
-        provider = TracerProvider(resource=named.merge(Resource.create()), shutdown_on_exit=False)
+        named = Resource.create({"service.name": _SCOPE, "service.version": version})
+        # The environment has the last word: OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES.
+        resource = named.merge(OTELResourceDetector().detect())
+        provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
         return cls(provider, version=version)
 
@@ -60,6 +61,11 @@ class OpenTelemetryTracer:
             # The SDK is switched off by its own variable: the log still wants ids.
             return self._plain.begin(method, headers=headers)
         return _SpanTrace(self, span, method)
+
+    @property
+    def resource(self) -> Mapping[str, object]:
+        """What every span says of this service."""
+        return self._provider.resource.attributes
 
     def close(self) -> None:
         """Send what is left."""
