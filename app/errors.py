@@ -10,6 +10,7 @@
     │   ├── ShuttingDown        the service is draining
     │   └── WorkerFailed        the step that held this entry raised
     ├── RequestCancelled        the client left, or the caller cancelled
+    ├── DeadlineExceeded        the time allowed for the request passed first
     ├── BundleError             a bundle cannot be used
     │   ├── BundleNotFound      no manifest where one was expected
     │   ├── BundleCorrupt       a file is missing, truncated, altered or leaves the folder
@@ -108,6 +109,15 @@ class RequestCancelled(DragomanError):
     """The client left or the caller cancelled before the answer was ready."""
 
     code = "cancelled"
+
+
+class DeadlineExceeded(DragomanError):
+    """The time allowed for the request passed before it was translated; nothing of it runs any more.
+
+    Not retryable: the same request under the same load meets the same end.
+    """
+
+    code = "deadline_exceeded"
 
 
 class BundleError(DragomanError):

@@ -19,6 +19,7 @@ LAYERS = {
     "app.errors": 0,
     "app.bundle": 0,
     "app.text": 0,
+    "app.keys": 0,
     "app.decoding": 1,
     "app.runtime.runner": 1,
     "app.runtime.slots": 1,
@@ -31,6 +32,9 @@ LAYERS = {
     "app.runtime": 2,
     "app.observability": 2,
     "app.runtime.admission": 1,
+    "app.runtime.fair_queue": 1,
+    "app.runtime.deadlines": 1,
+    "app.runtime.dispatch": 3,
     "app.runtime.served_model": 3,
     "app.runtime.engine": 3,
     "app.api": 4,
@@ -59,6 +63,7 @@ ONLY_IN = {
     "uvicorn": ("app.cli", "app.__main__"),
     "typer": ("app.cli", "app.__main__", "exporters.cli", *MODEL_COMMANDS),
     "pydantic_settings": ("app.settings",),
+    "throttled": ("app.api",),
     "pickle": (),
 }
 # The training side may be named here alone in `app`, and only inside a function.

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from app.bundle import Bundle, Variant
-from app.decoding.options import DecodingOptions
-from app.decoding.search import make_search
-from app.errors import DragomanError, ShuttingDown
+from app.errors import DeadlineExceeded, DragomanError, ShuttingDown
 from app.runtime.admission import Admission, Ticket
-from app.runtime.entry import Entry, Outcome
+from app.runtime.crew import Crew, Seat
+from app.runtime.dispatch import Terms, decode_segments
 from app.runtime.events import RuntimeObserver, SilentObserver
-from app.runtime.guidance_of_request import TargetPlan
 from app.runtime.lane import Lane
 from app.runtime.pairs import PairTable
-from app.runtime.preparation import PreparedSegment
 from app.runtime.request import PairInfo, Timings, TranslationRequest, TranslationResult
 from app.runtime.served_model import ServedModel, load_served_model
+from app.runtime.supervision import supervise
 from app.runtime.worker import Worker
 from app.text import check_text
 
@@ -29,10 +26,14 @@ Result = TypeVar("Result")
 
 _INLINE_CHARACTERS = 600
 """Shorter requests are tokenised on the loop: handing them to a thread would take longer."""
-_ENTRIES_PER_TURN = 128
-"""Segments queued before other requests get the loop."""
 _CHARACTERS_PER_TOKEN = 4
 """For the estimate before any work; corrected to the exact count after tokenising."""
+_TOKENS_PER_ROW = 16
+"""Of a usual sentence; for the estimate of what fills all rows."""
+_LATE_S = 0.25
+"""A worker answers what is past its deadline at its next step. After so much more the loop does it itself:
+the worker hangs, or the text is not even prepared."""
+_CANARY = "Hello."
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,8 @@ class EngineOptions:
         max_admission_tokens: padded source tokens encoded between two decoder steps.
         max_rows: rows per row group of a worker.
         use_shortlist: limit the output to each bundle's lexical shortlist, where it has one.
+        max_bulk_share: share of each group's rows and of the waiting tokens that bulk requests may hold.
+        request_timeout_s: seconds a request may take that asks for no less; 0 sets no limit.
     """
 
     num_workers: int
@@ -52,6 +55,8 @@ class EngineOptions:
     max_admission_tokens: int = 1024
     max_rows: int = 64
     use_shortlist: bool = True
+    max_bulk_share: float = 0.75
+    request_timeout_s: float = 0.0
 
 
 class Engine:
@@ -80,29 +85,34 @@ class Engine:
         self._models = {model.id: model for model in models}
         self._pairs = PairTable(pair for model in models for pair in model.pairs)
         self._clock = clock
-        self._admission = Admission(options.max_waiting_tokens, clock=clock)
-        self._workers = [
-            Worker(
-                f"dragoman-decode-{index}",
-                {
-                    model.id: Lane(
-                        model.id,
-                        model.make_runner(),
-                        max_admission_tokens=options.max_admission_tokens,
-                        min_newcomers=max(1, options.max_rows // 4),
-                        observer=observer,
-                        clock=clock,
-                    )
-                    for model in models
-                },
-                clock=clock,
-            )
-            for index in range(options.num_workers)
-        ]
-        self._tokens_of_worker = [0] * options.num_workers
+        self._request_timeout_s = options.request_timeout_s
+        self._admission = Admission(
+            options.max_waiting_tokens,
+            num_seated_tokens=options.num_workers * options.max_rows * _TOKENS_PER_ROW,
+            max_bulk_share=options.max_bulk_share,
+            clock=clock,
+        )
+
+        def make_worker(name: str) -> Worker:
+            lanes = {
+                model.id: Lane(
+                    model.id,
+                    model.make_runner(),
+                    max_admission_tokens=options.max_admission_tokens,
+                    min_newcomers=max(1, options.max_rows // 4),
+                    max_bulk_share=options.max_bulk_share,
+                    observer=observer,
+                    clock=clock,
+                )
+                for model in models
+            }
+            return Worker(name, lanes, clock=clock)
+
+        self._crew = Crew(make_worker, options.num_workers, clock=clock)
         self._num_requests = 0
+        self._num_asked = 0
         self._draining = False
-        self._unanswered: set[asyncio.Future[None]] = set()
+        self._started = False
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -133,8 +143,39 @@ class Engine:
 
     def start(self) -> None:
         """Start the workers."""
-        for worker in self._workers:
-            worker.start()
+        self._crew.start()
+
+    async def supervise(self, *, max_heartbeat_age_s: float) -> str:
+        """Translate a canary on every worker with every model, then replace each that dies or hangs, once.
+
+        Without this call nothing is proven and nobody replaced.
+
+        Returns:
+            Why the process had better end: a worker failed again, or a model cannot translate.
+        """
+
+        def note_start() -> None:
+            self._started = True
+
+        return await supervise(
+            self._crew, self._prove, max_heartbeat_age_s=max_heartbeat_age_s, on_proven=note_start
+        )
+
+    async def _prove(self, seat: Seat) -> None:
+        """Have every model translate something on this seat's worker."""
+        for model in self._models.values():
+            pair = model.pairs[0]
+            request = TranslationRequest((_CANARY,), pair.source, pair.target)
+            prepared, plans = model.prepare(request)
+            segments = [segment for text in prepared for segment in text.segments]
+            await decode_segments(
+                self._crew,
+                model,
+                segments,
+                plans,
+                terms=Terms(self._next_number(), request.options, clock=self._clock),
+                seat=seat,
+            )
 
     def begin_drain(self) -> None:
         """Refuse new requests from now on; those admitted go on."""
@@ -157,18 +198,7 @@ class Engine:
         except TimeoutError:
             drained = False  # whoever is left is answered below
         left_s = max(0.0, deadline_s - self._clock())
-        finished = await asyncio.gather(
-            *(asyncio.to_thread(worker.stop, timeout_s=left_s) for worker in self._workers)
-        )
-        # A worker that hangs in a graph call answers nobody: its requests are answered here.
-        for done in self._unanswered:
-            if not done.done():
-                done.set_exception(
-                    ShuttingDown(
-                        "the service shut down before this request was done; send it again elsewhere"
-                    )
-                )
-        return drained and all(finished)
+        return await self._crew.stop(timeout_s=left_s) and drained
 
     @property
     def pairs(self) -> tuple[PairInfo, ...]:
@@ -179,6 +209,16 @@ class Engine:
     def draining(self) -> bool:
         """Whether new requests are refused because the service is stopping."""
         return self._draining
+
+    @property
+    def started(self) -> bool:
+        """Whether every worker has shown that it can translate with every model."""
+        return self._started
+
+    @property
+    def heartbeat_ages_s(self) -> tuple[float, ...]:
+        """Seconds since each busy worker's last sign of life, 0 for an idle one."""
+        return self._crew.heartbeat_ages_s
 
     @property
     def num_waiting_tokens(self) -> int:
@@ -192,9 +232,7 @@ class Engine:
 
     def healthy(self, *, max_heartbeat_age_s: float) -> bool:
         """Whether every worker is alive and none hangs in a step."""
-        return all(
-            worker.alive and worker.heartbeat_age_s() <= max_heartbeat_age_s for worker in self._workers
-        )
+        return self._crew.healthy(max_heartbeat_age_s=max_heartbeat_age_s)
 
     def check_pair(self, source: str, target: str) -> PairInfo:
         """The direction that serves these codes.
@@ -214,7 +252,9 @@ class Engine:
             InvalidOption: the bundle cannot do what the options ask for.
             UnsupportedPair: nobody translates this pair.
             RequestTooLarge: the request exceeds the whole budget.
-            QueueFull: too much is waiting; carries an estimate for Retry-After.
+            QueueFull: too much is waiting, or it would not be done in time; carries an estimate for
+                Retry-After.
+            DeadlineExceeded: the time allowed for the request passed first.
             ShuttingDown: the service is stopping.
             WorkerFailed: a graph call failed; nothing of the request is answered in part.
         """
@@ -230,17 +270,33 @@ class Engine:
         is_short = num_characters <= _INLINE_CHARACTERS and not request.options.forbidden
         num_beams = request.options.beam_size
         estimate = num_characters // _CHARACTERS_PER_TOKEN + len(request.texts)
-        ticket = Ticket(self._admission, estimate * num_beams)
+        timeout_s = self._timeout_s(request)
+        ticket = Ticket(self._admission, estimate * num_beams, priority=request.priority, timeout_s=timeout_s)
+        terms = Terms(
+            self._next_number(),
+            request.options,
+            request.priority,
+            deadline_s=None if timeout_s is None else started_at_s + timeout_s,
+            clock=self._clock,
+        )
         self._enter()
         try:
-            prepared, plans = await _off_loop(lambda: model.prepare(request), inline=is_short)
-            ticket.correct(sum(text.num_tokens for text in prepared) * num_beams)
-            segments = [segment for text in prepared for segment in text.segments]
-            outcomes = await self._decode(model, segments, plans, request.options, ticket)
+            async with asyncio.timeout(None if timeout_s is None else timeout_s + _LATE_S):
+                prepared, plans = await _off_loop(lambda: model.prepare(request), inline=is_short)
+                ticket.correct(sum(text.num_tokens for text in prepared) * num_beams)
+                segments = [segment for text in prepared for segment in text.segments]
+                outcomes = await decode_segments(
+                    self._crew, model, segments, plans, terms=terms, on_finished=ticket.finish
+                )
             hypotheses = [
                 outcome.result for outcome in outcomes if not isinstance(outcome.result, DragomanError)
             ]
             texts = await _off_loop(lambda: model.assemble(request, prepared, hypotheses), inline=is_short)
+        except (DeadlineExceeded, TimeoutError):
+            raise DeadlineExceeded(
+                f"the request was not translated within the {timeout_s:g} s allowed for it; allow more, or "
+                "send less at a time"
+            ) from None
         finally:
             ticket.close()
             self._leave()
@@ -254,6 +310,15 @@ class Engine:
             ),
         )
 
+    def _timeout_s(self, request: TranslationRequest) -> float | None:
+        """What the request allows itself, at most what the service allows every request."""
+        allowed = [seconds for seconds in (request.timeout_s, self._request_timeout_s) if seconds]
+        return min(allowed, default=None)
+
+    def _next_number(self) -> int:
+        self._num_asked += 1
+        return self._num_asked
+
     def _enter(self) -> None:
         self._num_requests += 1
         self._idle.clear()
@@ -262,101 +327,6 @@ class Engine:
         self._num_requests -= 1
         if not self._num_requests:
             self._idle.set()
-
-    async def _decode(
-        self,
-        model: ServedModel,
-        segments: Sequence[PreparedSegment],
-        plans: Sequence[TargetPlan],
-        options: DecodingOptions,
-        ticket: Ticket,
-    ) -> list[Outcome]:
-        """Queue every segment and wait for all; the first error cancels the rest and is raised."""
-        if not segments:
-            return []
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[None] = loop.create_future()
-        self._unanswered.add(done)
-        outcomes: list[Outcome | None] = [None] * len(segments)
-        num_left = len(segments)
-
-        def receive(index: int, worker_index: int, outcome: Outcome) -> None:
-            nonlocal num_left
-            num_tokens = len(segments[index].source_ids)
-            self._tokens_of_worker[worker_index] -= num_tokens
-            outcomes[index] = outcome
-            num_left -= 1
-            if isinstance(outcome.result, DragomanError):
-                if not done.done():
-                    done.set_exception(outcome.result)
-                return
-            ticket.finish(num_tokens * options.beam_size)
-            if not num_left and not done.done():
-                done.set_result(None)
-
-        entries: list[Entry] = []
-        try:
-            for index, (segment, plan) in enumerate(zip(segments, plans, strict=True)):
-                worker_index = self._least_busy_worker()
-                deliver = functools.partial(_post, loop, receive, index, worker_index)
-                entry = self._entry(model, segment, plan, options, deliver)
-                self._workers[worker_index].submit(model.id, entry)
-                self._tokens_of_worker[worker_index] += entry.num_source_tokens
-                entries.append(entry)
-                if index % _ENTRIES_PER_TURN == _ENTRIES_PER_TURN - 1:
-                    await asyncio.sleep(0)  # thousands of segments must not hold up everyone else
-            await done
-        except BaseException:
-            done.cancel()
-            for entry in entries:
-                entry.cancel()
-            raise
-        finally:
-            self._unanswered.discard(done)
-        return [outcome for outcome in outcomes if outcome is not None]
-
-    def _least_busy_worker(self) -> int:
-        """The living worker with the fewest tokens; a dead one holds none and would attract everything."""
-        living = [index for index, worker in enumerate(self._workers) if worker.alive]
-        return min(living or range(len(self._workers)), key=self._tokens_of_worker.__getitem__)
-
-    def _entry(
-        self,
-        model: ServedModel,
-        segment: PreparedSegment,
-        plan: TargetPlan,
-        options: DecodingOptions,
-        deliver: Callable[[Outcome], None],
-    ) -> Entry:
-        search = make_search(
-            options,
-            eos_id=model.eos_id,
-            max_target_tokens=plan.max_target_tokens,
-            guidance=plan.guidance,
-        )
-        return Entry(
-            segment.source_ids,
-            search,
-            max_target_tokens=plan.max_target_tokens,
-            submitted_at_s=self._clock(),
-            deliver=deliver,
-            candidates=segment.candidates,
-        )
-
-
-def _post(
-    loop: asyncio.AbstractEventLoop,
-    receive: Callable[[int, int, Outcome], None],
-    index: int,
-    worker_index: int,
-    outcome: Outcome,
-) -> None:
-    """Carry an outcome from the worker thread to the loop; a closed loop has nobody waiting."""
-    try:
-        loop.call_soon_threadsafe(receive, index, worker_index, outcome)
-    except RuntimeError:
-        if not loop.is_closed():
-            raise
 
 
 async def _off_loop(work: Callable[[], Result], *, inline: bool) -> Result:

@@ -10,6 +10,7 @@ from app.decoding.guided import GuidedBeamSearch
 from app.decoding.hypothesis import Hypothesis
 from app.decoding.search import Search
 from app.errors import DragomanError
+from app.runtime.request import Priority
 from app.runtime.runner import Int32Array, SearchKind
 
 
@@ -44,6 +45,9 @@ class Entry:
         submitted_at_s: float,
         deliver: Callable[[Outcome], None],
         candidates: Int32Array | None = None,
+        request: int = 0,
+        priority: Priority = Priority.INTERACTIVE,
+        deadline_s: float | None = None,
     ) -> None:
         """Describe one segment.
 
@@ -54,16 +58,22 @@ class Entry:
             submitted_at_s: monotonic seconds.
             deliver: called exactly once, from the worker thread; must not raise.
             candidates: sorted ids the output is limited to, or None.
+            request: number of the request it belongs to; requests take turns.
+            priority: whether it goes before or after others.
+            deadline_s: monotonic seconds after which it must not run any more, or None.
         """
         self.source_ids = source_ids
         self.search = search
         self.max_target_tokens = max_target_tokens
         self.candidates = candidates
+        self.request = request
+        self.priority = priority
+        self.deadline_s = deadline_s
         self.submitted_at_s = submitted_at_s
         self.admitted_at_s: float | None = None
         self._deliver = deliver
         self._cancelled = False
-        self._on_cancel: Callable[[], None] = _nobody_watches
+        self._on_cancel: Callable[[Entry], None] = _nobody_watches
         self._resolved = False
 
     @property
@@ -86,13 +96,13 @@ class Entry:
     def cancel(self) -> None:
         """Ask for the entry to leave; its rows go at the next step. Idempotent, any thread."""
         self._cancelled = True
-        self._on_cancel()
+        self._on_cancel(self)
 
-    def watch_cancellation(self, on_cancel: Callable[[], None]) -> None:
+    def watch_cancellation(self, on_cancel: Callable[[Entry], None]) -> None:
         """Call `on_cancel` when the entry is cancelled, from the cancelling thread, or now if it was."""
         self._on_cancel = on_cancel
         if self._cancelled:
-            on_cancel()
+            on_cancel(self)
 
     def resolve(self, result: tuple[Hypothesis, ...] | DragomanError, *, now_s: float) -> None:
         """Deliver the answer; later calls do nothing, so an entry is answered exactly once."""
@@ -105,5 +115,5 @@ class Entry:
         )
 
 
-def _nobody_watches() -> None:
+def _nobody_watches(_entry: Entry) -> None:
     """The entry is not queued yet."""

@@ -63,6 +63,10 @@ class RuntimeObserver(Protocol):
         """Cancelled segments left."""
         ...
 
+    def on_expired(self, model: str, *, num_segments: int) -> None:
+        """Segments left because their deadline passed."""
+        ...
+
     def on_failure(self, model: str, *, num_segments: int, error: Exception) -> None:
         """A graph call raised; `num_segments` entries were answered with an error."""
         ...
@@ -81,6 +85,9 @@ class SilentObserver:
         """Ignore."""
 
     def on_cancelled(self, model: str, *, num_segments: int) -> None:
+        """Ignore."""
+
+    def on_expired(self, model: str, *, num_segments: int) -> None:
         """Ignore."""
 
     def on_failure(self, model: str, *, num_segments: int, error: Exception) -> None:

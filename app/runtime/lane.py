@@ -9,12 +9,16 @@ import itertools
 import time
 from collections.abc import Callable, Sequence
 
-from app.errors import DragomanError, RequestCancelled, WorkerFailed
+from app.errors import DeadlineExceeded, DragomanError, RequestCancelled, WorkerFailed
 from app.runtime.advance import advance
 from app.runtime.entry import Entry
 from app.runtime.events import AdmissionEvent, RuntimeObserver, StepEvent
 from app.runtime.runner import ModelRunner, SourceRow
 from app.runtime.scheduler import Admission, Departure, Scheduler
+
+
+def _nobody_listens(_expected_s: float) -> None:
+    """Tests drive a lane by hand."""
 
 
 class Lane:
@@ -27,6 +31,7 @@ class Lane:
         *,
         max_admission_tokens: int,
         min_newcomers: int = 1,
+        max_bulk_share: float = 0.75,
         observer: RuntimeObserver,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -37,16 +42,21 @@ class Lane:
             runner: owned by this lane; not shared.
             max_admission_tokens: see `Scheduler`.
             min_newcomers: see `Scheduler`.
+            max_bulk_share: see `Scheduler`.
             observer: told of every step.
             clock: monotonic seconds.
         """
         self.model = model
         self._runner = runner
         self._scheduler = Scheduler(
-            runner.groups, max_admission_tokens=max_admission_tokens, min_newcomers=min_newcomers
+            runner.groups,
+            max_admission_tokens=max_admission_tokens,
+            min_newcomers=min_newcomers,
+            max_bulk_share=max_bulk_share,
         )
         self._observer = observer
         self._clock = clock
+        self._encoder_s_per_token = 0.0  # of the last pass
 
     @property
     def has_work(self) -> bool:
@@ -57,17 +67,21 @@ class Lane:
         """Queue an entry."""
         self._scheduler.add(entry)
 
-    def tick(self) -> None:
-        """Let cancelled entries go, admit newcomers, run one decoder step of one group.
+    def tick(self, beat: Callable[[float], None] = _nobody_listens) -> None:
+        """Let cancelled and expired entries go, admit newcomers, run one decoder step of one group.
 
         Never raises for a failing graph: every entry it held is answered with WorkerFailed.
+
+        Args:
+            beat: called around every encoder pass, with the seconds that the pass is expected to take and
+                with 0 behind it: a long pass is no hanging one.
         """
-        self._release_cancelled()
+        self._release_lapsed()
         admissions = self._scheduler.schedule()
         for group, newcomers in itertools.groupby(
             sorted(admissions, key=lambda item: (item.group, item.slot)), key=lambda item: item.group
         ):
-            self._admit(group, list(newcomers))
+            self._admit(group, list(newcomers), beat)
         group_to_step = self._scheduler.next_group()
         if group_to_step is not None:
             self._step(group_to_step)
@@ -78,23 +92,34 @@ class Lane:
         for entry in self._scheduler.clear():
             entry.resolve(error, now_s=now_s)
 
-    def _release_cancelled(self) -> None:
-        never_ran, departures = self._scheduler.remove_cancelled()
-        if not never_ran and not departures:
-            return
+    def _release_lapsed(self) -> None:
         now_s = self._clock()
-        for entry in itertools.chain(never_ran, (departure.entry for departure in departures)):
-            entry.resolve(RequestCancelled("the request was cancelled before it was translated"), now_s=now_s)
-        for group, left in itertools.groupby(departures, key=lambda departure: departure.group):
+        lapses = self._scheduler.release(now_s)
+        entries = [*lapses.never_ran, *(departure.entry for departure in lapses.departures)]
+        if not entries:
+            return
+        for entry in entries:
+            entry.resolve(
+                RequestCancelled("the request was cancelled before it was translated")
+                if entry.cancelled
+                else DeadlineExceeded("the time allowed for the request passed before it was translated"),
+                now_s=now_s,
+            )
+        for group, left in itertools.groupby(lapses.departures, key=lambda departure: departure.group):
             try:
                 for departure in left:
                     self._close_gap(departure)
             except Exception as error:  # noqa: BLE001 - the border: whatever a runner raises becomes an answer
                 self._fail(self._scheduler.clear_group(group), error)
-        self._observer.on_cancelled(self.model, num_segments=len(never_ran) + len(departures))
+        num_cancelled = sum(entry.cancelled for entry in entries)
+        if num_cancelled:
+            self._observer.on_cancelled(self.model, num_segments=num_cancelled)
+        if len(entries) > num_cancelled:
+            self._observer.on_expired(self.model, num_segments=len(entries) - num_cancelled)
 
-    def _admit(self, group: int, admissions: Sequence[Admission]) -> None:
-        source_length = self._runner.groups[group].source_length
+    def _admit(self, group: int, admissions: Sequence[Admission], beat: Callable[[float], None]) -> None:
+        num_padded_tokens = self._runner.groups[group].source_length * len(admissions)
+        beat(num_padded_tokens * self._encoder_s_per_token)
         started_at_s = self._clock()
         rows = [
             SourceRow(
@@ -116,13 +141,17 @@ class Lane:
                 self._scheduler.leave(group, entry)
             self._fail(failed, error)
             return
+        finally:
+            beat(0.0)
+        duration_s = self._clock() - started_at_s
+        self._encoder_s_per_token = duration_s / num_padded_tokens
         self._observer.on_admission(
             AdmissionEvent(
                 model=self.model,
                 queue_s=tuple(started_at_s - item.entry.submitted_at_s for item in admissions),
                 num_source_tokens=sum(item.entry.num_source_tokens for item in admissions),
-                num_padded_tokens=source_length * len(admissions),
-                duration_s=self._clock() - started_at_s,
+                num_padded_tokens=num_padded_tokens,
+                duration_s=duration_s,
             )
         )
 

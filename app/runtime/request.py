@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from app.decoding.hypothesis import FinishReason
 from app.decoding.options import DecodingOptions
-from app.errors import InvalidRequest
+from app.errors import InvalidOption, InvalidRequest
+
+
+class Priority(StrEnum):
+    """Who goes first when both wait; see `Scheduler`."""
+
+    INTERACTIVE = "interactive"
+    """Somebody is waiting for the answer."""
+    BULK = "bulk"
+    """Takes what the others leave, but always a stated least share."""
 
 
 @dataclass(frozen=True)
@@ -21,6 +31,8 @@ class TranslationRequest:
         options: decoding options for every segment.
         target_prefixes: for each text what the translation of its first segment starts with, empty for
             nothing; none at all when no text has one.
+        timeout_s: seconds from the call in which the answer is worth having; None leaves it to the engine.
+        priority: whether it goes before or after others.
     """
 
     texts: tuple[str, ...]
@@ -28,9 +40,15 @@ class TranslationRequest:
     target: str
     options: DecodingOptions = field(default_factory=DecodingOptions)
     target_prefixes: tuple[str, ...] = ()
+    timeout_s: float | None = None
+    priority: Priority = Priority.INTERACTIVE
 
     def __post_init__(self) -> None:
-        """Refuse prefixes that no text can be found for."""
+        """Refuse prefixes that no text can be found for, and times that are none."""
+        if self.timeout_s is not None and not (math.isfinite(self.timeout_s) and self.timeout_s > 0):
+            raise InvalidOption(
+                f"the request's timeout is {self.timeout_s:g} s; it must be a number of seconds above 0"
+            )
         if self.target_prefixes and len(self.target_prefixes) != len(self.texts):
             raise InvalidRequest(
                 f"target_prefixes has {len(self.target_prefixes)} items and texts has {len(self.texts)}; "

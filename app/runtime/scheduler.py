@@ -1,22 +1,31 @@
-"""Who waits and who runs. Pure: no thread, no clock, no model.
+"""Who waits and who runs. Pure: no thread, no clock, no model; the time comes in as a value.
 
-Waiting entries are kept in arrival order per row group. At every step `schedule` seats the oldest
-entries whose group has room, as many as the token budget allows; the oldest of all is never passed
-over while its group has room, and within a group nobody overtakes, so none is starved. Under load a
-group takes newcomers a few at a time, since encoding them together is cheaper.
-Groups with running rows take turns (`next_group`): short sentences do not wait for a long one to
-finish, nor the reverse.
+Waiting entries are kept per row group and priority, where requests take turns (`FairQueue`). At every
+step `schedule` seats those whose turn it is and whose group has room, as many as the token budget allows.
+
+* `interactive` goes before `bulk`, and a share of each group's rows is never given to bulk, so that it finds
+  room. Bulk is passed over by at most ``BULK_TURN - 1`` interactive entries while there is room for it.
+* Under load a group takes newcomers a few at a time, since encoding them together is cheaper.
+* Groups with running rows take turns (`next_group`): short sentences do not wait for a long one to finish,
+  nor the reverse. While interactive rows run, every ``BULK_TURN``-th step is for groups of bulk alone.
+* Whoever is cancelled, or past its deadline, leaves before anybody is seated.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from app.runtime.deadlines import Deadlines
 from app.runtime.entry import Entry
+from app.runtime.fair_queue import FairQueue
+from app.runtime.request import Priority
 from app.runtime.runner import RowGroup
 from app.runtime.slots import RowSlots, SlotMove
+
+BULK_TURN = 8
+"""Of so many admissions, and of so many steps, one is for bulk while both priorities want it."""
 
 
 @dataclass(frozen=True)
@@ -37,36 +46,61 @@ class Departure:
     move: SlotMove | None
 
 
+@dataclass(frozen=True)
+class Lapses:
+    """Whom nobody waits for any more.
+
+    Attributes:
+        never_ran: left the queue.
+        departures: left a slot.
+    """
+
+    never_ran: Sequence[Entry]
+    departures: Sequence[Departure]
+
+
 class Scheduler:
     """Decides, step by step, which entries of one model run."""
 
     def __init__(
-        self, groups: Sequence[RowGroup], *, max_admission_tokens: int, min_newcomers: int = 1
+        self,
+        groups: Sequence[RowGroup],
+        *,
+        max_admission_tokens: int,
+        min_newcomers: int = 1,
+        max_bulk_share: float = 0.75,
     ) -> None:
         """Create an empty schedule.
 
         Args:
             groups: the runner's row groups; those of one beam size with the shortest source length first.
             max_admission_tokens: source tokens encoded at most between two steps, so that
-                newcomers do not stall running rows; the oldest entry is admitted even alone above it.
+                newcomers do not stall running rows; the first entry is admitted even alone above it.
+                Bulk joins only up to half of it, unless it was passed over long enough.
             min_newcomers: while more wait for a group than it has free slots, it takes newcomers only
                 this many at once, or a quarter of its slots if that is less: encoding a few sentences
                 together is cheaper than one by one.
+            max_bulk_share: share of a group's slots that bulk may hold, rounded down, at least one.
         """
         self._min_newcomers = min_newcomers
         self._groups = tuple(groups)
         self._max_admission_tokens = max_admission_tokens
-        self._waiting: list[deque[tuple[int, Entry]]] = [deque() for _ in groups]
+        self._max_bulk_rows = [max(1, int(group.max_rows * max_bulk_share)) for group in groups]
+        self._waiting = {priority: [FairQueue() for _ in groups] for priority in Priority}
         self._running: list[RowSlots[Entry]] = [RowSlots(group.max_rows) for group in groups]
+        self._num_bulk_rows = [0] * len(groups)
+        # Interactive entries seated while bulk waited for the group and had room, since bulk last was.
+        self._passed_over = [0] * len(groups)
         # There are dozens of groups, most of them empty, and every step asks for the others.
         self._groups_waiting: set[int] = set()
         self._groups_running: set[int] = set()
+        self._group_of_waiting: dict[Entry, int] = {}
+        self._group_of_running: dict[Entry, int] = {}
         self._num_arrivals = 0
-        self._last_group = -1
-        self._cancellation_noted = False
-
-    def _note_cancellation(self) -> None:
-        self._cancellation_noted = True
+        self._last_group = dict.fromkeys(Priority, -1)
+        self._num_interactive_steps = 0
+        self._cancelled: deque[Entry] = deque()  # filled from any thread
+        self._deadlines = Deadlines()
 
     @property
     def has_work(self) -> bool:
@@ -76,7 +110,7 @@ class Scheduler:
     @property
     def num_running(self) -> int:
         """Rows in all groups."""
-        return sum(len(self._running[group]) for group in self._groups_running)
+        return len(self._group_of_running)
 
     def group_of(self, entry: Entry) -> int:
         """The group of an entry: a property of its segment and options alone."""
@@ -95,94 +129,178 @@ class Scheduler:
         )
 
     def add(self, entry: Entry) -> None:
-        """Queue an entry behind all that arrived before it."""
-        entry.watch_cancellation(self._note_cancellation)
+        """Queue an entry behind all of its request that arrived before it.
+
+        Raises:
+            ValueError: no row group takes it.
+        """
         group = self.group_of(entry)
-        self._waiting[group].append((self._num_arrivals, entry))
+        self._waiting[entry.priority][group].add(self._num_arrivals, entry)
+        self._group_of_waiting[entry] = group
         self._groups_waiting.add(group)
         self._num_arrivals += 1
+        entry.watch_cancellation(self._cancelled.append)
+        num_present = len(self._group_of_waiting) + len(self._group_of_running)
+        self._deadlines.watch(entry, present=self, num_present=num_present)
+
+    def __contains__(self, entry: object) -> bool:
+        """Whether an entry waits or runs here."""
+        return entry in self._group_of_waiting or entry in self._group_of_running
 
     def running(self, group: int) -> tuple[Entry, ...]:
         """The group's running entries by slot."""
         return self._running[group].occupants
 
     def schedule(self) -> list[Admission]:
-        """Seat waiting entries, oldest first, within free slots and the token budget."""
+        """Seat waiting entries within free slots and the token budget."""
         admissions: list[Admission] = []
         num_tokens = 0
-        open_groups = [group for group in self._groups_waiting if self._takes_newcomers(group)]
-        while open_groups:
-            group = min(open_groups, key=lambda group: self._waiting[group][0][0])
-            _, entry = self._waiting[group][0]
-            num_tokens += entry.num_source_tokens
-            if admissions and num_tokens > self._max_admission_tokens:
+        open_to = {
+            priority: {group for group in self._groups_waiting if self._takes_newcomers(group, priority)}
+            for priority in Priority
+        }
+        while (choice := self._next_newcomer(open_to)) is not None:
+            group, priority, max_tokens = choice
+            num_tokens += self._waiting[priority][group].head.num_source_tokens
+            if admissions and num_tokens > max_tokens:
                 break
-            self._waiting[group].popleft()
-            admissions.append(Admission(entry, group, self._running[group].take(entry)))
-            self._groups_running.add(group)
-            if not self._waiting[group]:
-                self._groups_waiting.discard(group)
-            if not (self._waiting[group] and self._running[group].num_free):
-                open_groups.remove(group)
+            admissions.append(self._seat(group, priority))
+            if priority is Priority.INTERACTIVE:
+                for passed_over in open_to[Priority.BULK]:
+                    self._passed_over[passed_over] += 1
+            else:
+                self._passed_over[group] = 0
+            for of_priority, groups in open_to.items():
+                if not (self._waiting[of_priority][group] and self._room(group, of_priority)):
+                    groups.discard(group)
         return admissions
 
-    def _takes_newcomers(self, group: int) -> bool:
-        """Whether the group, for which someone waits, has room for all or for enough to be worth a call."""
-        num_waiting, slots = len(self._waiting[group]), self._running[group]
+    def _next_newcomer(self, open_to: dict[Priority, set[int]]) -> tuple[int, Priority, int] | None:
+        """Where from the next newcomer comes, and the budget that holds for it."""
+        interactive, bulk = open_to[Priority.INTERACTIVE], open_to[Priority.BULK]
+        due = [group for group in bulk if self._passed_over[group] >= BULK_TURN - 1]
+        if due:
+            return self._longest_waiting(due, Priority.BULK), Priority.BULK, self._max_admission_tokens
+        if interactive:
+            group = self._longest_waiting(interactive, Priority.INTERACTIVE)
+            return group, Priority.INTERACTIVE, self._max_admission_tokens
+        if bulk:
+            # Interactive entries that come meanwhile wait for no more than half a full encoder pass.
+            max_tokens = self._max_admission_tokens // 2
+            return self._longest_waiting(bulk, Priority.BULK), Priority.BULK, max_tokens
+        return None
+
+    def _longest_waiting(self, groups: Iterable[int], priority: Priority) -> int:
+        """The group whose next entry arrived first; its number is fixed, so its group's turn comes."""
+        queues = self._waiting[priority]
+        return min(groups, key=lambda group: queues[group].head_arrival)
+
+    def _seat(self, group: int, priority: Priority) -> Admission:
+        entry = self._waiting[priority][group].pop()
+        del self._group_of_waiting[entry]
+        self._forget_if_nobody_waits(group)
+        slot = self._running[group].take(entry)
+        self._group_of_running[entry] = group
+        self._groups_running.add(group)
+        self._num_bulk_rows[group] += priority is Priority.BULK
+        return Admission(entry, group, slot)
+
+    def _forget_if_nobody_waits(self, group: int) -> None:
+        if not any(queues[group] for queues in self._waiting.values()):
+            self._groups_waiting.discard(group)
+
+    def _room(self, group: int, priority: Priority) -> int:
+        """Slots that newcomers of this priority find."""
+        num_free = self._running[group].num_free
+        if priority is Priority.INTERACTIVE:
+            return num_free
+        return min(num_free, self._max_bulk_rows[group] - self._num_bulk_rows[group])
+
+    def _takes_newcomers(self, group: int, priority: Priority) -> bool:
+        """Whether somebody waits, and the group has room for all or for enough to be worth a call."""
+        num_waiting, room = len(self._waiting[priority][group]), self._room(group, priority)
+        if not num_waiting or room < 1:
+            return False
+        if priority is Priority.BULK and self._waiting[Priority.INTERACTIVE][group]:
+            # It neither takes the rows that others gather, nor waits for company that may never find room.
+            return self._takes_newcomers(group, Priority.INTERACTIVE)
+        max_rows = (
+            self._groups[group].max_rows if priority is Priority.INTERACTIVE else self._max_bulk_rows[group]
+        )
         # A group of many beams has few slots: it must not run empty to gather company.
-        quarter = max(1, self._groups[group].max_rows // 4)
-        wanted = min(num_waiting, self._min_newcomers, quarter)
-        return slots.num_free >= wanted
+        return room >= min(num_waiting, self._min_newcomers, max(1, max_rows // 4))
 
     def next_group(self) -> int | None:
         """The group whose rows take the next step: round robin over those that have rows."""
         if not self._groups_running:
             return None
-        later = [group for group in self._groups_running if group > self._last_group]
-        self._last_group = min(later or self._groups_running)
-        return self._last_group
+        bulk = {
+            group for group in self._groups_running if len(self._running[group]) == self._num_bulk_rows[group]
+        }
+        interactive = self._groups_running - bulk
+        if not bulk or (interactive and self._num_interactive_steps < BULK_TURN - 1):
+            self._num_interactive_steps += bool(bulk)
+            return self._next_in_turn(interactive, Priority.INTERACTIVE)
+        self._num_interactive_steps = 0
+        return self._next_in_turn(bulk, Priority.BULK)
+
+    def _next_in_turn(self, groups: set[int], priority: Priority) -> int:
+        later = [group for group in groups if group > self._last_group[priority]]
+        self._last_group[priority] = min(later or groups)
+        return self._last_group[priority]
 
     def leave(self, group: int, entry: Entry) -> Departure:
         """Take a running entry out of its slot."""
         slots = self._running[group]
         move = slots.leave(slots.occupants.index(entry))
+        del self._group_of_running[entry]
+        self._num_bulk_rows[group] -= entry.priority is Priority.BULK
         if not len(slots):
             self._groups_running.discard(group)
         return Departure(entry, group, move)
 
-    def remove_cancelled(self) -> tuple[list[Entry], list[Departure]]:
-        """Take out every cancelled entry: those that waited, and those that held a slot."""
-        if not self._cancellation_noted:
-            return [], []
-        self._cancellation_noted = False  # before looking: whoever cancels later notes it again
-        never_ran: list[Entry] = []
-        for group in sorted(self._groups_waiting):
-            waiting = self._waiting[group]
-            if any(entry.cancelled for _, entry in waiting):
-                never_ran += [entry for _, entry in waiting if entry.cancelled]
-                self._waiting[group] = deque(item for item in waiting if not item[1].cancelled)
-                if not self._waiting[group]:
-                    self._groups_waiting.discard(group)
+    def release(self, now_s: float) -> Lapses:
+        """Take out every entry that was cancelled or whose deadline has passed.
+
+        Args:
+            now_s: monotonic seconds.
+        """
+        lapsed = self._deadlines.expired(now_s)
+        while self._cancelled:
+            lapsed.append(self._cancelled.popleft())
+        if not lapsed:
+            return Lapses((), ())
+        never_ran = [entry for entry in dict.fromkeys(lapsed) if entry in self._group_of_waiting]
+        for group in {self._group_of_waiting[entry] for entry in never_ran}:
+            for queues in self._waiting.values():
+                queues[group].discard(
+                    [entry for entry in never_ran if self._group_of_waiting[entry] == group]
+                )
+            self._forget_if_nobody_waits(group)
+        for entry in never_ran:
+            del self._group_of_waiting[entry]
+        ran = {entry: self._group_of_running[entry] for entry in lapsed if entry in self._group_of_running}
         departures = [
-            self.leave(group, entry)
-            for group in sorted(self._groups_running)
-            for entry in self._running[group].occupants
-            if entry.cancelled
+            self.leave(group, entry) for entry, group in sorted(ran.items(), key=lambda item: item[1])
         ]
-        return never_ran, departures
+        return Lapses(never_ran, departures)
 
     def clear_group(self, group: int) -> tuple[Entry, ...]:
         """Empty a group's slots (its step failed) and return who ran there."""
         self._groups_running.discard(group)
-        return self._running[group].clear()
+        self._num_bulk_rows[group] = 0
+        entries = self._running[group].clear()
+        for entry in entries:
+            del self._group_of_running[entry]
+        return entries
 
     def clear(self) -> list[Entry]:
         """Empty everything and return every entry that was waiting or running."""
-        entries = [entry for waiting in self._waiting for _, entry in waiting]
-        for waiting in self._waiting:
-            waiting.clear()
-        for slots in self._running:
-            entries += slots.clear()
+        entries = [*self._group_of_waiting, *self._group_of_running]
+        for queue in (queue for queues in self._waiting.values() for queue in queues):
+            queue.clear()
+        for group in range(len(self._groups)):
+            self.clear_group(group)
+        self._group_of_waiting.clear()
         self._groups_waiting.clear()
-        self._groups_running.clear()
         return entries

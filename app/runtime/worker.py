@@ -43,6 +43,7 @@ class Worker:
         self._stopping = False
         self._dead = False
         self._aborting = False
+        self._abandoned = False
         self._heartbeat_at_s = clock()
         self._idle = True
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -50,12 +51,17 @@ class Worker:
     @property
     def alive(self) -> bool:
         """Whether the thread runs."""
-        return self._thread.is_alive() and not self._dead
+        return self._thread.is_alive() and not self._dead and not self._abandoned
+
+    @property
+    def heartbeat_at_s(self) -> float:
+        """Monotonic seconds of the last sign of life; ahead of now by what an encoder pass is to take."""
+        return self._heartbeat_at_s
 
     def heartbeat_age_s(self) -> float:
-        """Seconds since the loop last turned, 0 while idle: large means a step hangs."""
+        """Seconds since the last sign of life, 0 while idle: large means a graph call hangs."""
         with self._wakeup:
-            return 0.0 if self._idle else self._clock() - self._heartbeat_at_s
+            return 0.0 if self._idle else max(0.0, self._clock() - self._heartbeat_at_s)
 
     def start(self) -> None:
         """Start the thread."""
@@ -66,14 +72,23 @@ class Worker:
 
         Raises:
             ShuttingDown: the worker is stopping.
-            WorkerFailed: the worker has died.
+            WorkerFailed: the worker has died or was abandoned.
         """
         with self._wakeup:
-            if self._dead:
-                raise WorkerFailed("the decoding thread has died; the service needs a restart")
+            if self._dead or self._abandoned:
+                raise WorkerFailed("the decoding thread has died and has no successor yet; try again")
             if self._stopping:
                 raise ShuttingDown("the service is shutting down; send the request to another instance")
             self._inbox.append((model, entry))
+            self._wakeup.notify()
+
+    def abandon(self) -> None:
+        """Want nothing of this worker any more: if its call ever returns, the thread ends.
+
+        What it was given is not answered; whoever abandons it answers for it.
+        """
+        with self._wakeup:
+            self._abandoned = True
             self._wakeup.notify()
 
     def stop(self, *, timeout_s: float) -> bool:
@@ -104,8 +119,8 @@ class Worker:
                 if self._aborting:
                     self._answer_all(_shut_down())
                 for lane in self._lanes.values():
-                    if lane.has_work:
-                        lane.tick()
+                    if lane.has_work and not self._abandoned:
+                        lane.tick(self._beat)
         except BaseException as error:
             self._die(error)
             raise
@@ -114,8 +129,10 @@ class Worker:
         """Move the inbox into the lanes, sleeping while there is nothing to do; False ends the thread."""
         with self._wakeup:
             busy = any(lane.has_work for lane in self._lanes.values())
+            if self._abandoned:
+                return False
             while not busy and not self._inbox:
-                if self._stopping:
+                if self._stopping or self._abandoned:
                     return False
                 self._idle = True
                 self._wakeup.wait()
@@ -129,11 +146,18 @@ class Worker:
                 entry.resolve(WorkerFailed(f"the segment could not be queued: {error}"), now_s=self._clock())
         return True
 
+    def _beat(self, expected_s: float) -> None:
+        """Show life; the next sign may come so much later than usual."""
+        self._heartbeat_at_s = self._clock() + expected_s
+
     def _die(self, error: BaseException) -> None:
         with self._wakeup:
             self._dead = True
         self._answer_all(
-            WorkerFailed(f"the decoding thread died ({type(error).__name__}); the service needs a restart")
+            WorkerFailed(
+                f"the decoding thread died ({type(error).__name__}); nothing of this segment was "
+                "translated. Try again"
+            )
         )
 
     def _answer_all(self, error: DragomanError) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from app.decoding.greedy import GreedySearch
 from app.decoding.hypothesis import FinishReason, Hypothesis
 from app.runtime.entry import Entry, Outcome
+from app.runtime.request import Priority
 from app.runtime.runner import Int64Array, RowGroup, SourceRow, StepOutput
 
 EOS_ID = 0
@@ -145,7 +146,13 @@ class Waiter:
 
 
 def make_waiter(
-    source_ids: Sequence[int], max_target_tokens: int = 20, submitted_at_s: float = 0.0
+    source_ids: Sequence[int],
+    max_target_tokens: int = 20,
+    submitted_at_s: float = 0.0,
+    *,
+    request: int = 0,
+    priority: Priority = Priority.INTERACTIVE,
+    deadline_s: float | None = None,
 ) -> Waiter:
     outcomes: list[Outcome] = []
     answered = threading.Event()
@@ -160,5 +167,8 @@ def make_waiter(
         max_target_tokens=max_target_tokens,
         submitted_at_s=submitted_at_s,
         deliver=deliver,
+        request=request,
+        priority=priority,
+        deadline_s=deadline_s,
     )
     return Waiter(entry, max_target_tokens, outcomes, answered)

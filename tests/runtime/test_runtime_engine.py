@@ -306,7 +306,7 @@ async def test_a_full_queue_says_when_to_come_back(make_engine: MakeEngine) -> N
 async def test_a_stalled_queue_never_asks_for_an_hour(make_engine: MakeEngine) -> None:
     clock, gate = Clock(), Gate()
     engine = make_engine(before_step=gate, clock=clock, max_waiting_tokens=60, num_workers=1)
-    first = asyncio.create_task(engine.translate(request("The cat.")))
+    first = asyncio.create_task(engine.translate(request("The cat sees a bird. " * 4)))
     await gate.wait_reached()
     clock.now_s += 3600.0
     gate.opened.set()

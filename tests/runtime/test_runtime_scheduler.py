@@ -2,48 +2,106 @@ from __future__ import annotations
 
 import pytest
 from fake_runner import make_waiter
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from app.runtime.deadlines import Deadlines
 from app.runtime.entry import Entry
+from app.runtime.request import Priority
 from app.runtime.runner import RowGroup
-from app.runtime.scheduler import Scheduler
+from app.runtime.scheduler import BULK_TURN, Scheduler
 from app.runtime.slots import RowSlots, SlotMove
 
+INTERACTIVE, BULK = Priority.INTERACTIVE, Priority.BULK
+SHARE = 0.75
 
-def entry_of(num_tokens: int) -> Entry:
-    return make_waiter(range(1, num_tokens + 1)).entry
+
+def entry_of(
+    num_tokens: int,
+    *,
+    request: int = 0,
+    priority: Priority = INTERACTIVE,
+    deadline_s: float | None = None,
+) -> Entry:
+    return make_waiter(
+        range(1, num_tokens + 1), request=request, priority=priority, deadline_s=deadline_s
+    ).entry
 
 
 class Schedule(RuleBasedStateMachine):
-    """Entries come, are cancelled, run and leave in any order; an oracle of plain lists looks on."""
+    """Entries come, are cancelled, expire, run and leave in any order; an oracle of plain lists looks on."""
 
     @initialize(
         lengths=st.lists(st.integers(1, 12), min_size=1, max_size=3, unique=True).map(sorted),
-        max_rows=st.integers(1, 4),
+        max_rows=st.integers(1, 5),
         budget=st.integers(1, 40),
     )
     def start(self, lengths: list[int], max_rows: int, budget: int) -> None:
         self.lengths, self.max_rows, self.budget = lengths, max_rows, budget
+        self.max_bulk_rows = max(1, int(max_rows * SHARE))
         groups = [RowGroup(source_length=length, max_rows=max_rows) for length in lengths]
-        self.scheduler = Scheduler(groups, max_admission_tokens=budget)
-        self.waiting: list[Entry] = []
+        self.scheduler = Scheduler(groups, max_admission_tokens=budget, max_bulk_share=SHARE)
+        self.now_s = 0.0
+        self.waiting: list[Entry] = []  # by arrival
         self.slots: list[list[Entry]] = [[] for _ in lengths]  # what the runner's buffers would hold
         self.left: list[Entry] = []
-        self.passed_by: list[set[int]] = [set() for _ in lengths]
+        self.turns: dict[tuple[int, Priority], list[int]] = {}  # requests, the next one first
+        self.passed_over = [0] * len(lengths)
+        self.waited_for_a_step: dict[int, int] = {}
 
     def group_of(self, entry: Entry) -> int:
         return next(i for i, length in enumerate(self.lengths) if entry.num_source_tokens <= length)
 
-    def oldest_seatable(self) -> Entry | None:
-        return next((e for e in self.waiting if len(self.slots[self.group_of(e)]) < self.max_rows), None)
+    def queue(self, group: int, priority: Priority) -> list[Entry]:
+        return [e for e in self.waiting if self.group_of(e) == group and e.priority is priority]
 
-    @rule(share=st.floats(0, 1))
-    def arrive(self, share: float) -> None:
-        entry = entry_of(1 + int(share * (self.lengths[-1] - 1)))
-        self.scheduler.add(entry)
-        self.waiting.append(entry)
+    def has_room(self, group: int, priority: Priority) -> bool:
+        slots = self.slots[group]
+        num_bulk = sum(entry.priority is BULK for entry in slots)
+        return len(slots) < self.max_rows and (priority is INTERACTIVE or num_bulk < self.max_bulk_rows)
+
+    def seatable(self, priority: Priority) -> set[int]:
+        """Groups for which somebody of this priority waits and has room."""
+        groups = range(len(self.lengths))
+        return {g for g in groups if self.queue(g, priority) and self.has_room(g, priority)}
+
+    def head(self, group: int, priority: Priority) -> Entry:
+        """Whose turn it is."""
+        request = self.turns[group, priority][0]
+        return next(entry for entry in self.queue(group, priority) if entry.request == request)
+
+    def has_lapsed(self, entry: Entry) -> bool:
+        return entry.cancelled or (entry.deadline_s is not None and entry.deadline_s <= self.now_s)
+
+    def forget_turns(self) -> None:
+        for (group, priority), turns in self.turns.items():
+            requests = {entry.request for entry in self.queue(group, priority)}
+            turns[:] = [request for request in turns if request in requests]
+
+    @rule(
+        share=st.floats(0, 1),
+        request=st.integers(0, 5),
+        allowed_s=st.none() | st.integers(0, 8),
+        copies=st.integers(1, 4),
+    )
+    def arrive(self, share: float, request: int, allowed_s: int | None, copies: int) -> None:
+        for _ in range(copies):
+            entry = entry_of(
+                1 + int(share * (self.lengths[-1] - 1)),
+                request=request,
+                priority=BULK if request % 2 else INTERACTIVE,
+                deadline_s=None if allowed_s is None else self.now_s + allowed_s,
+            )
+            self.scheduler.add(entry)
+            self.waiting.append(entry)
+            turns = self.turns.setdefault((self.group_of(entry), entry.priority), [])
+            if request not in turns:
+                turns.append(request)
+
+    @rule(seconds=st.integers(1, 3))
+    def time_passes(self, seconds: int) -> None:
+        self.now_s += seconds
 
     @precondition(lambda self: self.waiting or any(self.slots))
     @rule(data=st.data())
@@ -54,45 +112,73 @@ class Schedule(RuleBasedStateMachine):
 
     @rule()
     def turn(self) -> None:
-        never_ran, departures = self.scheduler.remove_cancelled()
-        assert set(never_ran) == {entry for entry in self.waiting if entry.cancelled}
-        self.waiting = [entry for entry in self.waiting if not entry.cancelled]
-        assert {departure.entry for departure in departures} == {
-            entry for slots in self.slots for entry in slots if entry.cancelled
+        lapses = self.scheduler.release(self.now_s)
+        assert set(lapses.never_ran) == {entry for entry in self.waiting if self.has_lapsed(entry)}
+        assert len(lapses.never_ran) == len(set(lapses.never_ran))
+        self.waiting = [entry for entry in self.waiting if not self.has_lapsed(entry)]
+        self.forget_turns()
+        assert {departure.entry for departure in lapses.departures} == {
+            entry for slots in self.slots for entry in slots if self.has_lapsed(entry)
         }
-        self.left += never_ran
-        for departure in departures:
+        self.left += lapses.never_ran
+        for departure in lapses.departures:
             self.depart(departure.group, departure.entry, departure.move)
 
         num_tokens = 0
         for number, admission in enumerate(self.scheduler.schedule()):
-            entry = admission.entry
-            assert not entry.cancelled, "a cancelled entry must never run"
-            assert entry is self.oldest_seatable(), "the oldest that has a place comes first"
-            assert admission.group == self.group_of(entry)
-            assert admission.slot == len(self.slots[admission.group]), "newcomers sit behind the running rows"
+            entry, group = admission.entry, admission.group
+            assert not self.has_lapsed(entry), "cancelled and expired entries never run"
+            assert group == self.group_of(entry)
+            assert self.has_room(group, entry.priority)
+            assert entry is self.head(group, entry.priority), "requests take turns, the oldest entry first"
+            assert admission.slot == len(self.slots[group]), "newcomers sit behind the running rows"
+            due = {g for g in self.seatable(BULK) if self.passed_over[g] == BULK_TURN - 1}
+            if entry.priority is BULK:
+                assert group in due or not self.seatable(INTERACTIVE), "bulk does not go first"
+                candidates = due or self.seatable(BULK)
+                self.passed_over[group] = 0
+            else:
+                assert not due, "bulk that was passed over long enough comes first"
+                candidates = self.seatable(INTERACTIVE)
+            heads = [self.head(candidate, entry.priority) for candidate in candidates]
+            assert entry is min(heads, key=self.waiting.index), "the longest-waiting head comes first"
             num_tokens += entry.num_source_tokens
             assert number == 0 or num_tokens <= self.budget, "only a lone head may exceed the budget"
+            if entry.priority is INTERACTIVE:
+                for other in self.seatable(BULK):
+                    self.passed_over[other] += 1
             self.waiting.remove(entry)
-            self.slots[admission.group].append(entry)
-        if (left_out := self.oldest_seatable()) is not None:
-            more = num_tokens + left_out.num_source_tokens
-            assert num_tokens, "the head is always admitted"
-            assert more > self.budget, "whoever fits is admitted"
+            self.slots[group].append(entry)
+            turns = self.turns[group, entry.priority]
+            turns.append(turns.pop(0))
+            self.forget_turns()
+        if left_out := self.seatable(INTERACTIVE):
+            assert num_tokens, "somebody is always admitted"
+            due = {g for g in self.seatable(BULK) if self.passed_over[g] == BULK_TURN - 1}
+            least = min(
+                self.head(group, priority).num_source_tokens
+                for groups, priority in ((due, BULK), (left_out, INTERACTIVE))
+                for group in groups
+            )
+            longest = max(self.lengths)
+            assert num_tokens + max(least, longest) > self.budget, "whoever fits is admitted"
+        elif self.seatable(BULK):
+            assert num_tokens, "somebody is always admitted"
 
+        self.step()
+
+    def step(self) -> None:
         group = self.scheduler.next_group()
         busy = {index for index, slots in enumerate(self.slots) if slots}
         assert (group is None) == (not busy)
-        if group is not None:
-            assert group in busy
-            for other, passed_by in enumerate(self.passed_by):
-                if other == group or other not in busy:
-                    passed_by.clear()
-                else:
-                    assert group not in passed_by, (
-                        "no group takes two turns while another one waits for its own"
-                    )
-                    passed_by.add(group)
+        if group is None:
+            return
+        assert group in busy
+        self.waited_for_a_step = {
+            other: self.waited_for_a_step.get(other, 0) + 1 for other in busy if other != group
+        }
+        # Each group once, or the others' interactive turns between two of bulk, for each group of bulk.
+        assert all(steps <= BULK_TURN * len(self.lengths) for steps in self.waited_for_a_step.values())
 
     @precondition(lambda self: any(self.slots))
     @rule(data=st.data())
@@ -131,6 +217,9 @@ class Schedule(RuleBasedStateMachine):
         assert self.scheduler.num_running == sum(map(len, self.slots))
         assert self.scheduler.has_work == bool(self.waiting or any(self.slots))
         assert len(self.left) == len(set(self.left)), "an entry leaves once"
+        present = {*self.waiting, *(entry for slots in self.slots for entry in slots)}
+        assert all(entry in self.scheduler for entry in present)
+        assert not any(entry in self.scheduler for entry in self.left)
 
     def teardown(self) -> None:
         if hasattr(self, "slots"):
@@ -142,6 +231,166 @@ class Schedule(RuleBasedStateMachine):
 
 TestSchedule = Schedule.TestCase
 TestSchedule.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+def serve_one(scheduler: Scheduler) -> Entry | None:
+    """Seat whoever may, step one group, and let its first row finish."""
+    scheduler.schedule()
+    group = scheduler.next_group()
+    if group is None:
+        return None
+    entry = scheduler.running(group)[0]
+    scheduler.leave(group, entry)
+    return entry
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    max_rows=st.integers(1, 6),
+    min_newcomers=st.integers(1, 4),
+    budget=st.integers(1, 60),
+    bulk_lengths=st.lists(st.integers(1, 12), min_size=1, max_size=6),
+    data=st.data(),
+)
+def test_bulk_does_not_starve_however_much_interactive_work_comes(
+    max_rows: int, min_newcomers: int, budget: int, bulk_lengths: list[int], data: st.DataObject
+) -> None:
+    groups = [RowGroup(length, max_rows) for length in (4, 8, 12)]
+    scheduler = Scheduler(groups, max_admission_tokens=budget, min_newcomers=min_newcomers)
+    bulk = [entry_of(length, priority=BULK) for length in bulk_lengths]
+    for entry in bulk:
+        scheduler.add(entry)
+    lengths = data.draw(st.lists(st.integers(1, 12), min_size=1, max_size=8))
+    waiting_bulk, running, num_waiting, num_added = set(bulk), dict[Entry, int](), 0, 0
+    # Each entry takes two steps. Every group may have bulk of its own, and each waits for its turns.
+    limit = 40 * BULK_TURN * (len(bulk) + 3)
+    for _ in range(limit):
+        while num_waiting < 12:
+            scheduler.add(entry_of(lengths[num_added % len(lengths)], request=1 + num_added))
+            num_waiting, num_added = num_waiting + 1, num_added + 1
+        for admission in scheduler.schedule():
+            running[admission.entry] = 2
+            waiting_bulk.discard(admission.entry)
+            num_waiting -= admission.entry.priority is INTERACTIVE
+        group = scheduler.next_group()
+        assert group is not None
+        for entry in scheduler.running(group):
+            running[entry] -= 1
+            if not running[entry]:
+                del running[entry]
+                scheduler.leave(group, entry)
+        if not waiting_bulk and not any(entry in running for entry in bulk):
+            return
+    raise AssertionError(f"{len(waiting_bulk)} of {len(bulk)} bulk entries waited for {limit} steps")
+
+
+@pytest.mark.parametrize("num_groups", [1, 2])
+def test_while_both_wait_one_admission_in_eight_is_for_bulk(num_groups: int) -> None:
+    scheduler = Scheduler([RowGroup(4, 100), RowGroup(8, 100)][:num_groups], max_admission_tokens=10**6)
+    for number in range(160):
+        scheduler.add(entry_of(2 + 4 * (number % num_groups)))
+        scheduler.add(entry_of(2, priority=BULK))
+    priorities = [admission.entry.priority for admission in scheduler.schedule()]
+    assert BULK_TURN == 8
+    assert priorities[:80] == ([INTERACTIVE] * 7 + [BULK]) * 10
+
+
+def test_interactive_newcomers_find_room_at_the_very_next_step_whatever_bulk_waits() -> None:
+    scheduler = Scheduler([RowGroup(4, 8)], max_admission_tokens=10**6, min_newcomers=2)
+    for _ in range(100):
+        scheduler.add(entry_of(2, priority=BULK))
+    assert len(scheduler.schedule()) == 6, "a quarter of the rows is kept free"
+    assert scheduler.schedule() == []
+    newcomers = [entry_of(2, request=number) for number in (1, 2)]
+    for entry in newcomers:
+        scheduler.add(entry)
+    assert [admission.entry for admission in scheduler.schedule()] == newcomers
+
+
+def test_bulk_takes_no_row_that_interactive_entries_are_gathering() -> None:
+    scheduler = Scheduler([RowGroup(4, 8)], max_admission_tokens=10**6, min_newcomers=2)
+    running = running_full(scheduler, 8, 20)
+    scheduler.add(entry_of(2, priority=BULK))
+    scheduler.leave(0, running[0])
+    assert scheduler.schedule() == []
+    scheduler.leave(0, running[1])
+    assert [admission.entry.priority for admission in scheduler.schedule()] == [INTERACTIVE] * 2
+
+
+def test_bulk_alone_is_encoded_half_a_budget_at_a_time() -> None:
+    scheduler = Scheduler([RowGroup(4, 100)], max_admission_tokens=40)
+    for _ in range(40):
+        scheduler.add(entry_of(4, priority=BULK))
+    assert len(scheduler.schedule()) == 5
+    scheduler.add(entry_of(4, request=1))
+    admissions = scheduler.schedule()
+    assert admissions[0].entry.priority is INTERACTIVE
+    assert len(admissions) == 5
+
+
+@pytest.mark.parametrize("priority", Priority)
+def test_a_request_of_thousands_delays_another_by_one_entry(priority: Priority) -> None:
+    scheduler = Scheduler([RowGroup(4, 1)], max_admission_tokens=10**6)
+    many = [entry_of(2, request=1, priority=priority) for _ in range(3000)]
+    for entry in many:
+        scheduler.add(entry)
+    assert serve_one(scheduler) is many[0]
+    few = [entry_of(2, request=2, priority=priority) for _ in range(3)]
+    for entry in few:
+        scheduler.add(entry)
+    served = [serve_one(scheduler) for _ in range(7)]
+    assert served == [many[1], few[0], many[2], few[1], many[3], few[2], many[4]]
+
+
+def test_a_request_keeps_its_turn_when_some_of_its_entries_are_cancelled() -> None:
+    scheduler = Scheduler([RowGroup(4, 1)], max_admission_tokens=10**6)
+    first = [entry_of(2, request=1) for _ in range(4)]
+    second = [entry_of(2, request=2) for _ in range(2)]
+    for entry in (*first, *second):
+        scheduler.add(entry)
+    first[0].cancel()
+    first[2].cancel()
+    assert set(scheduler.release(0.0).never_ran) == {first[0], first[2]}
+    assert [serve_one(scheduler) for _ in range(4)] == [first[1], second[0], first[3], second[1]]
+
+
+def test_groups_of_bulk_alone_take_one_step_in_eight_beside_interactive_rows() -> None:
+    scheduler = Scheduler([RowGroup(length, 2) for length in (2, 4, 6, 8)], max_admission_tokens=100)
+    for length, priority in ((2, INTERACTIVE), (4, BULK), (6, INTERACTIVE), (8, BULK)):
+        scheduler.add(entry_of(length, priority=priority))
+    scheduler.schedule()
+    steps = [scheduler.next_group() for _ in range(24)]
+    assert steps == [0, 2, 0, 2, 0, 2, 0, 1, 2, 0, 2, 0, 2, 0, 2, 3, 0, 2, 0, 2, 0, 2, 0, 1]
+    scheduler.leave(0, scheduler.running(0)[0])
+    scheduler.leave(2, scheduler.running(2)[0])
+    assert [scheduler.next_group() for _ in range(4)] == [3, 1, 3, 1]
+
+
+def test_an_entry_past_its_deadline_leaves_the_queue_or_its_row_and_not_a_moment_before() -> None:
+    scheduler = Scheduler([RowGroup(4, 1)], max_admission_tokens=10**6)
+    running, waiting = entry_of(2, deadline_s=5.0), entry_of(2, deadline_s=7.0)
+    for entry in (running, waiting):
+        scheduler.add(entry)
+    scheduler.schedule()
+    assert scheduler.release(4.9).departures == ()
+    lapses = scheduler.release(5.0)
+    assert [departure.entry for departure in lapses.departures] == [running]
+    assert lapses.never_ran == []
+    assert scheduler.release(7.5).never_ran == [waiting]
+    assert not scheduler.has_work
+
+
+def test_deadlines_of_those_that_left_in_time_do_not_pile_up() -> None:
+    deadlines, present = Deadlines(), set[Entry]()
+    for number in range(5000):
+        entry = entry_of(1, deadline_s=1000.0 + number)
+        present.add(entry)
+        deadlines.watch(entry, present=present, num_present=len(present))
+        if len(present) > 10:
+            present.pop()
+    assert len(deadlines) < 200
+    assert present <= set(deadlines.expired(10_000.0))
+    assert len(deadlines) == 0
 
 
 def test_every_entry_of_a_full_queue_is_served_in_bounded_turns() -> None:
@@ -232,5 +481,6 @@ def test_an_entry_cancelled_before_it_is_queued_never_runs() -> None:
     entry = entry_of(2)
     entry.cancel()
     scheduler.add(entry)
-    assert scheduler.remove_cancelled() == ([entry], [])
+    lapses = scheduler.release(0.0)
+    assert (lapses.never_ran, lapses.departures) == ([entry], [])
     assert scheduler.schedule() == []

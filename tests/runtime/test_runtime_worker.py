@@ -157,7 +157,7 @@ def test_a_dying_thread_answers_everything_and_refuses_what_comes_later(
         assert waiter.answered.wait(PATIENCE_S)
     assert first.result == first.expected
     assert {type(waiter.result) for waiter in rest} == {WorkerFailed}
-    with pytest.raises(WorkerFailed, match="restart"):
+    with pytest.raises(WorkerFailed, match="has died"):
         worker.submit("tiny", make_waiter([1]).entry)
     assert not worker.stop(timeout_s=PATIENCE_S), "what was admitted was not finished"
     assert not worker.alive
