@@ -42,7 +42,7 @@ _FIRST_TEXT = "Thank you."
 _CEILING_CLIENTS = 32
 _CEILING_S = 2.0
 _SHIPPED_S = 4.0
-_CACHE_SETTING = "cache_bytes"
+_CACHE_SETTING = "max_cache_bytes"
 
 
 @dataclass(frozen=True)

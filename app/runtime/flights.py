@@ -13,6 +13,8 @@ from app.runtime.entry import Outcome
 from app.runtime.translation_cache import CacheLookup, TranslationCache
 
 Deliver = Callable[[Outcome], None]
+Urgency = tuple[int, ...]
+"""The larger one is served sooner, as far as can be foreseen: by priority, by place in its own request."""
 
 _OF_EVERYBODY: tuple[type[DragomanError], ...] = (WorkerFailed, ShuttingDown)
 """Failures of the decoding itself. Whatever else ends it (cancelled, out of time) is one caller's own, and
@@ -37,13 +39,13 @@ class Start(Protocol):
         ...
 
 
-class Seat:
+class Claim:
     """One segment of one request that waits for a flight."""
 
     __slots__ = ("_deliver", "_flights", "_start", "flight", "urgency")
 
     def __init__(
-        self, flights: Flights, flight: _Flight, *, urgency: int, start: Start, deliver: Deliver
+        self, flights: Flights, flight: _Flight, *, urgency: Urgency, start: Start, deliver: Deliver
     ) -> None:
         """Made by `Flights.ask`."""
         self._flights = flights
@@ -52,15 +54,15 @@ class Seat:
         self.flight = flight
         self.urgency = urgency
 
-    def leave(self) -> None:
+    def give_up(self) -> None:
         """Want the answer no more: it will not be delivered. Idempotent.
 
         The decoding goes on while anyone else waits for it, and is cancelled otherwise.
         """
-        self._flights.leave(self)
+        self._flights.give_up(self)
 
     def begin(self, deliver: Deliver) -> Callable[[], None]:
-        """Decode the segment on this seat's account."""
+        """Decode the segment on this claim's account."""
         return self._start(deliver)
 
     def answer(self, outcome: Outcome) -> None:
@@ -69,23 +71,23 @@ class Seat:
 
 
 class _Run:
-    """One decoding of a flight's segment, on the account of one seat."""
+    """One decoding of a flight's segment, on the account of one claim."""
 
-    __slots__ = ("cancel", "seat")
+    __slots__ = ("cancel", "claim")
 
-    def __init__(self, seat: Seat) -> None:
-        self.seat = seat
+    def __init__(self, claim: Claim) -> None:
+        self.claim = claim
         self.cancel: Callable[[], None] = _not_begun
 
 
 class _Flight:
     """Who waits for one key, in the order they came, and the decodings under way for them."""
 
-    __slots__ = ("key", "runs", "seats")
+    __slots__ = ("claims", "key", "runs")
 
     def __init__(self, key: bytes | None) -> None:
         self.key = key
-        self.seats: dict[Seat, None] = {}
+        self.claims: dict[Claim, None] = {}
         self.runs: list[_Run] = []
 
 
@@ -98,12 +100,15 @@ class Flights:
       answers everybody. So nobody waits behind less urgent work.
     * A failure answers those who wait for nothing else, and is never kept.
 
-    A caller whose deadline passes leaves as one who was cancelled does.
+    A caller whose deadline passes gives up as one who was cancelled does.
+
+    Attributes:
+        cache: keeps what succeeds.
     """
 
     def __init__(self, cache: TranslationCache) -> None:
         """Keep what succeeds in `cache`."""
-        self._cache = cache
+        self.cache = cache
         self._flights: dict[bytes, _Flight] = {}
 
     @property
@@ -111,15 +116,17 @@ class Flights:
         """Keys that are being decoded."""
         return len(self._flights)
 
-    def ask(self, key: bytes | None, *, model: str, start: Start, deliver: Deliver, urgency: int = 0) -> Seat:
+    def ask(
+        self, key: bytes | None, *, model: str, start: Start, deliver: Deliver, urgency: Urgency = ()
+    ) -> Claim:
         """Wait for a segment that `TranslationCache.find` did not find.
 
         Args:
             key: from `SegmentKeys`; None shares with nobody.
             model: bundle id, for the observer.
             start: begins to decode it; called now, later, or never.
-            deliver: called once with the outcome, later than this call, unless the seat is left before.
-            urgency: a larger number does not wait for a smaller one.
+            deliver: called once with the outcome, later than this call, unless the claim is given up before.
+            urgency: a larger one does not wait for a smaller one.
 
         Raises:
             DragomanError: as `start`.
@@ -127,30 +134,30 @@ class Flights:
         flight = None if key is None else self._flights.get(key)
         if flight is None:
             flight = _Flight(key)
-        seat = Seat(self, flight, urgency=urgency, start=start, deliver=deliver)
-        flight.seats[seat] = None
-        must_begin = all(run.seat.urgency < urgency for run in flight.runs)
+        claim = Claim(self, flight, urgency=urgency, start=start, deliver=deliver)
+        flight.claims[claim] = None
+        must_begin = all(run.claim.urgency < urgency for run in flight.runs)
         if must_begin:
             try:
-                self._begin(flight, seat)
+                self._begin(flight, claim)
             except BaseException:
-                self.leave(seat)
+                self.give_up(claim)
                 raise
         if key is not None:
             self._flights[key] = flight
-            self._cache.report(model, CacheLookup.MISS if must_begin else CacheLookup.JOINED)
-        return seat
+            self.cache.report(model, CacheLookup.MISS if must_begin else CacheLookup.JOINED)
+        return claim
 
-    def leave(self, seat: Seat) -> None:
-        """See `Seat.leave`."""
-        flight = seat.flight
-        flight.seats.pop(seat, None)
-        if not flight.seats:
+    def give_up(self, claim: Claim) -> None:
+        """See `Claim.give_up`."""
+        flight = claim.flight
+        flight.claims.pop(claim, None)
+        if not flight.claims:
             self._close(flight)
 
-    def _begin(self, flight: _Flight, seat: Seat) -> None:
-        run = _Run(seat)
-        run.cancel = seat.begin(lambda outcome: self._land(flight, run, outcome))
+    def _begin(self, flight: _Flight, claim: Claim) -> None:
+        run = _Run(claim)
+        run.cancel = claim.begin(lambda outcome: self._land(flight, run, outcome))
         flight.runs.append(run)
 
     def _land(self, flight: _Flight, run: _Run, outcome: Outcome) -> None:
@@ -158,21 +165,21 @@ class Flights:
             return
         flight.runs.remove(run)
         if not isinstance(outcome.result, DragomanError):
-            self._cache.keep(flight.key, outcome.result)
+            self.cache.keep(flight.key, outcome.result)
             self._answer_all(flight, outcome)
         elif not isinstance(outcome.result, _OF_EVERYBODY):
-            self._answer(run.seat, outcome)
+            self._answer(run.claim, outcome)
             self._begin_anew(flight)
         elif not flight.runs:
             self._answer_all(flight, outcome)
 
     def _begin_anew(self, flight: _Flight) -> None:
-        while flight.seats and not flight.runs:
-            seat = max(flight.seats, key=lambda waiting: waiting.urgency)  # the first of equals
+        while flight.claims and not flight.runs:
+            claim = max(flight.claims, key=lambda waiting: waiting.urgency)  # the first of equals
             try:
-                self._begin(flight, seat)
+                self._begin(flight, claim)
             except DragomanError as error:
-                self._answer(seat, Outcome(error, queue_s=0.0, decode_s=0.0))
+                self._answer(claim, Outcome(error, queue_s=0.0, decode_s=0.0))
             except BaseException as error:
                 failure = WorkerFailed(
                     f"a segment could not be queued ({type(error).__name__}); nothing of it was translated. "
@@ -180,18 +187,18 @@ class Flights:
                 )
                 self._answer_all(flight, Outcome(failure, queue_s=0.0, decode_s=0.0))
                 raise
-        if not flight.seats:
+        if not flight.claims:
             self._close(flight)
 
-    def _answer(self, seat: Seat, outcome: Outcome) -> None:
-        if seat in seat.flight.seats:
-            del seat.flight.seats[seat]
-            seat.answer(outcome)
+    def _answer(self, claim: Claim, outcome: Outcome) -> None:
+        if claim in claim.flight.claims:
+            del claim.flight.claims[claim]
+            claim.answer(outcome)
 
     def _answer_all(self, flight: _Flight, outcome: Outcome) -> None:
         self._close(flight)
-        for seat in list(flight.seats):
-            self._answer(seat, outcome)
+        for claim in list(flight.claims):
+            self._answer(claim, outcome)
 
     def _close(self, flight: _Flight) -> None:
         """End what is under way; the next one who asks for the key opens another flight."""

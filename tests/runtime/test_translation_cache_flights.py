@@ -17,7 +17,7 @@ from app.decoding.options import DecodingOptions
 from app.errors import DragomanError, RequestCancelled, ShuttingDown, WorkerFailed
 from app.runtime.entry import Entry, Outcome
 from app.runtime.events import SilentObserver
-from app.runtime.flights import Deliver, Flights, Seat
+from app.runtime.flights import Claim, Deliver, Flights
 from app.runtime.guidance_of_request import TargetPlan
 from app.runtime.lane import Lane
 from app.runtime.translation_cache import CacheLookup, SilentCacheObserver, TranslationCache
@@ -50,11 +50,11 @@ class Asker:
     num_begun: int = 0
     num_cancelled: int = 0
     outcomes: list[Outcome] = field(default_factory=list)
-    seat: Seat | None = None
+    claim: Claim | None = None
 
     def ask(self) -> Asker:
-        self.seat = self.flights.ask(
-            self.key, model=MODEL, urgency=self.urgency, start=self.start, deliver=self.outcomes.append
+        self.claim = self.flights.ask(
+            self.key, model=MODEL, urgency=(self.urgency,), start=self.start, deliver=self.outcomes.append
         )
         return self
 
@@ -68,9 +68,9 @@ class Asker:
     def cancel(self) -> None:
         self.num_cancelled += 1
 
-    def leave(self) -> None:
-        assert self.seat is not None
-        self.seat.leave()
+    def give_up(self) -> None:
+        assert self.claim is not None
+        self.claim.give_up()
 
     def land(self, outcome: Outcome) -> None:
         assert self.deliver is not None
@@ -117,8 +117,8 @@ def test_other_keys_and_no_keys_share_nothing(flights: Flights, cache: Translati
 
 def test_the_decoding_goes_on_when_the_one_who_began_it_leaves(flights: Flights) -> None:
     first, second = Asker(flights).ask(), Asker(flights).ask()
-    first.leave()
-    first.leave()
+    first.give_up()
+    first.give_up()
     assert first.num_cancelled == 0
     first.land(ANSWER)
     assert (first.outcomes, second.outcomes) == ([], [ANSWER])
@@ -126,8 +126,8 @@ def test_the_decoding_goes_on_when_the_one_who_began_it_leaves(flights: Flights)
 
 def test_the_last_one_to_leave_cancels_the_decoding(flights: Flights, cache: TranslationCache) -> None:
     first, second = Asker(flights).ask(), Asker(flights).ask()
-    first.leave()
-    second.leave()
+    first.give_up()
+    second.give_up()
     assert first.num_cancelled == 1
     assert flights.num_flights == 0
     first.land(TIMEOUT)
@@ -152,7 +152,7 @@ def test_when_the_beginner_runs_out_of_time_the_most_urgent_of_the_others_begins
 
 def test_a_beginner_who_left_and_then_runs_out_of_time_is_not_answered(flights: Flights) -> None:
     first, second = Asker(flights).ask(), Asker(flights).ask()
-    first.leave()
+    first.give_up()
     first.land(TIMEOUT)
     assert (first.outcomes, second.num_begun) == ([], 1)
     second.land(ANSWER)
@@ -220,9 +220,7 @@ def test_a_fault_in_beginning_anew_leaves_nobody_waiting(flights: Flights) -> No
 
 def test_leaving_while_answers_are_handed_out_is_leaving(flights: Flights) -> None:
     first, second = Asker(flights), Asker(flights)
-    first.seat = flights.ask(
-        KEY, model=MODEL, urgency=0, start=first.start, deliver=lambda outcome: second.leave()
-    )
+    first.claim = flights.ask(KEY, model=MODEL, start=first.start, deliver=lambda outcome: second.give_up())
     second.ask()
     first.land(ANSWER)
     assert second.outcomes == []
@@ -285,10 +283,10 @@ events = st.lists(
 
 @dataclass(eq=False)
 class Guest:
-    """Someone who asked; `seat` is None for one who was answered from the cache."""
+    """Someone who asked; `claim` is None for one who was answered from the cache."""
 
     source: tuple[int, ...]
-    seat: Seat | None = None
+    claim: Claim | None = None
     left: bool = False
     expired: bool = False
     outcomes: list[Outcome] = field(default_factory=list)
@@ -317,8 +315,8 @@ class House:
             self._ask(SOURCES[event.source], event.urgency)
         elif isinstance(event, Leave) and self.guests:
             guest = self.guests[event.asker % len(self.guests)]
-            if guest.seat is not None:
-                guest.seat.leave()
+            if guest.claim is not None:
+                guest.claim.give_up()
                 guest.left = guest.left or not guest.outcomes
         elif isinstance(event, Expire) and self.runs:
             guest, entry, deliver = self.runs[event.run % len(self.runs)]
@@ -364,7 +362,9 @@ class House:
             self.runs.append((guest, entry, deliver))
             return entry.cancel
 
-        guest.seat = self.flights.ask(key, model=MODEL, urgency=urgency, start=start, deliver=guest.deliver)
+        guest.claim = self.flights.ask(
+            key, model=MODEL, urgency=(urgency,), start=start, deliver=guest.deliver
+        )
 
     def _fail(self) -> None:
         if self.num_faults:
