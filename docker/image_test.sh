@@ -10,6 +10,7 @@
 #   CONTAINER_NETWORK  `host` where the engine cannot publish ports; the service then listens on loopback only
 #   IMAGE_PORT         port on 127.0.0.1; default 18000
 #   IMAGE_MEMORY       memory limit; default 1g
+#   IMAGE_MAX_MB       largest size the image may have; default 400
 #   PYTHON             interpreter for the smoke test (3.11 or newer); default python3
 set -euo pipefail
 
@@ -17,6 +18,7 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 image=${IMAGE:-dragoman:cpu}
 port=${IMAGE_PORT:-18000}
 memory=${IMAGE_MEMORY:-1g}
+max_mb=${IMAGE_MAX_MB:-400}
 python=${PYTHON:-python3}
 name=dragoman-image-test-$$
 engine=""
@@ -80,8 +82,11 @@ build() {
     "$engine" build ${format[@]+"${format[@]}"} --target cpu --build-arg "REVISION=$revision" \
       --tag "$image" --file "$root/docker/Dockerfile" "$root"
   fi
-  ok "built $image in $(($(date +%s) - started_s)) s, $("$engine" image inspect "$image" --format '{{.Size}}' |
-    awk '{printf "%.1f MB", $1 / 1e6}')"
+  local size_mb
+  size_mb=$("$engine" image inspect "$image" --format '{{.Size}}' | awk '{printf "%.0f", $1 / 1e6}')
+  ok "built $image in $(($(date +%s) - started_s)) s, $size_mb MB"
+  [ "$size_mb" -lt "$max_mb" ] || fail "the image has $size_mb MB, the limit is $max_mb"
+  "$engine" history --format '{{.Size}} {{.CreatedBy}}' "$image" | awk '/^[0-9.]+ ?[MG]B/ {print "layer   " substr($0, 1, 60)}'
 }
 
 check_configuration() {
@@ -187,6 +192,17 @@ check_confinement() {
   ok "bundles whole, licences included"
 }
 
+check_offline() {
+  local translated
+  translated=$(echo "Good morning, my friends." | "$engine" run --rm --interactive --network none --read-only \
+    --tmpfs /tmp --no-healthcheck "$image" translate --source en --target pt 2> "$scratch/offline.log") ||
+    fail "translating without a network: $(tail -n 3 "$scratch/offline.log")"
+  case $translated in
+    *[Bb]om\ dia*) ok "without any network it starts and translates: $translated" ;;
+    *) fail "without a network it translated to '$translated'" ;;
+  esac
+}
+
 print_memory() {
   inside cat /proc/1/status | awk -v when="$1" '
     /^VmRSS/ { rss = $2 } /^VmHWM/ { peak = $2 } /^Threads/ { threads = $2 }
@@ -208,6 +224,7 @@ check_drain() {
 
 build
 check_configuration
+check_offline
 start
 "$python" "$root/docker/smoke_test.py" "http://127.0.0.1:$port"
 print_memory "after the smoke test"
