@@ -8,6 +8,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Sequence
+from types import FrameType
 
 _POLL_S = 0.2
 _STOP_S = 10.0
@@ -17,7 +18,8 @@ _STOP_S = 10.0
 def run_processes(count: int, command: Sequence[str]) -> int:
     """Run a command in `count` processes, which find each other by torch's environment variables.
 
-    Ctrl-C reaches all of them, since they share the terminal's process group; each then ends by itself. When
+    Ctrl-C reaches all of them, since they share the terminal's process group, and SIGTERM is passed on; each
+    then ends by itself. When
     one ends with an error the others are asked to stop, since they would wait for it for ever.
 
     Returns:
@@ -36,7 +38,12 @@ def run_processes(count: int, command: Sequence[str]) -> int:
         )
         for rank in range(count)
     ]
-    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def pass_on(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+        for child in children:
+            child.send_signal(number)
+
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN), signal.signal(signal.SIGTERM, pass_on)
     try:
         while any(child.poll() is None for child in children):
             if any(child.returncode for child in children):
@@ -44,7 +51,8 @@ def run_processes(count: int, command: Sequence[str]) -> int:
                 break
             time.sleep(_POLL_S)
     finally:
-        signal.signal(signal.SIGINT, previous)
+        for number, handler in zip((signal.SIGINT, signal.SIGTERM), previous, strict=True):
+            signal.signal(number, handler)
     return next((_exit_code(child) for child in children if child.returncode), 0)
 
 

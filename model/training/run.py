@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from model.training.data import prepared_sources
 from model.training.dev import DevSet
 from model.training.objective import LabelSmoothing, Objective
 from model.training.processes import Processes
+from model.training.run_lock import sole_run
 from model.training.start import (
     Given,
     GivenModels,
@@ -67,11 +69,16 @@ def run_training(config: RunConfig, around: Surroundings, *, overfit: bool = Fal
         The model folder.
 
     Raises:
-        InvalidOption: data or start do not fit the configuration.
+        InvalidOption: data or start do not fit the configuration, or another run writes into its output.
         CheckpointError: the newest checkpoint is damaged or of another run.
     """
-    torch.manual_seed(seed_of(config.seed, 0))
     config.output.mkdir(parents=True, exist_ok=True)
+    with sole_run(config.output) if around.processes.is_first else nullcontext():
+        return _run(config, around, overfit=overfit)
+
+
+def _run(config: RunConfig, around: Surroundings, *, overfit: bool) -> Path:
+    torch.manual_seed(seed_of(config.seed, 0))
     given = GivenModels.of(config, around.open_model)
     vocabulary = settle_vocabulary(config, given, around.processes, say=around.say)
     model = starting_model(config, given, vocabulary.tokenizer).to(around.device)

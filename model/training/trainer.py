@@ -108,8 +108,8 @@ class Trainer:
     def run(self) -> None:
         """Train until the last step, or until the dev set has had enough.
 
-        A run that is interrupted (SIGINT) finishes its step and writes a checkpoint first; a second SIGINT
-        ends it at once.
+        A run that is interrupted (SIGINT or SIGTERM) finishes its step and writes a checkpoint first; a
+        second signal ends it at once.
 
         Raises:
             KeyboardInterrupt: it was interrupted.
