@@ -148,10 +148,24 @@ class Settings(BaseSettings):
         description="Least seconds after SIGTERM in which readiness answers 503 before the port closes.",
     )
     max_heartbeat_age_s: float = Field(
-        default=30.0,
+        default=4.0,
         ge=1,
         le=3600,
-        description="Seconds without a sign of life after which a worker counts as stuck and probes fail.",
+        description="Seconds without a sign of life after which a worker counts as stuck: readiness fails "
+        "and it is replaced, once. More than a decoder step may take.",
+    )
+    request_timeout_s: float = Field(
+        default=0.0,
+        ge=0,
+        le=86_400,
+        description="Seconds a request may take, from when it was read, and the most that X-Request-Timeout "
+        "may ask for; later it gets 504. 0: no limit.",
+    )
+    max_bulk_share: float = Field(
+        default=0.75,
+        gt=0,
+        le=1,
+        description="Share of the rows and of the waiting tokens that requests of priority bulk may hold.",
     )
     cors_origins: str = Field(
         default="",

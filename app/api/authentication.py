@@ -27,6 +27,7 @@ from app.api.body import (
 )
 from app.api.errors import AccessDenied, Dialect, error_response
 from app.api.forms import Fields
+from app.api.health import LIVE_PATHS, READY_PATHS, STARTUP_PATH
 from app.errors import DragomanError, RequestCancelled
 from app.keys import NO_LIMITS, ApiKey, KeySource, Limits
 from app.keys import Scope as KeyScope
@@ -34,7 +35,7 @@ from app.keys import Scope as KeyScope
 OPEN_PATHS = frozenset(
     {
         # Probes: whoever restarts the service has no key.
-        *("/livez", "/readyz", "/health"),
+        *(*LIVE_PATHS, *READY_PATHS, STARTUP_PATH),
         # The same for every installation.
         *("/", "/docs", "/openapi.json"),
         # Clients of LibreTranslate ask these before their user has typed a key.

@@ -21,15 +21,34 @@ class Drain:
     def __init__(self) -> None:
         """Nothing is stopping yet."""
         self.begun = False
+        self._arrived_at_s = 0.0
         self._waits: set[asyncio.Timeout] = set()
 
     def begin(self) -> None:
         """End all waits; called in the loop's thread."""
         self.begun = True
-        now_s = asyncio.get_running_loop().time()
+        now_s = self._arrived_at_s = asyncio.get_running_loop().time()
         for wait in self._waits:
             if not wait.expired():
                 wait.reschedule(now_s)
+
+    def note_arrival(self) -> None:
+        """A request has come that is not only a look at the service."""
+        self._arrived_at_s = asyncio.get_running_loop().time()
+
+    async def until_quiet(self, quiet_s: float, *, at_most_s: float) -> None:
+        """Wait until no request has come for a while.
+
+        A port that closes while requests come loses those that were connected and not yet read.
+
+        Args:
+            quiet_s: seconds without a request.
+            at_most_s: seconds after which those that go on asking are to blame.
+        """
+        clock = asyncio.get_running_loop().time
+        give_up_at_s = clock() + at_most_s
+        while (wait_s := min(self._arrived_at_s + quiet_s, give_up_at_s) - clock()) > 0:  # noqa: ASYNC110 - for time
+            await asyncio.sleep(wait_s)
 
     async def receive_by(self, deadline_s: float, receive: Receive) -> Message:
         """Await a message until a deadline of the loop's clock or the begin of the drain.
@@ -70,6 +89,8 @@ class BodyLimits:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        if scope["method"] not in ("GET", "HEAD"):
+            self._drain.note_arrival()
         declared = Headers(scope=scope).get("content-length", "")
         if declared.isascii() and declared.isdigit() and int(declared[:20]) > self._max_body_bytes:
             error = BodyTooLarge(
@@ -132,7 +153,8 @@ class _ArrivingBody:
         return message
 
     async def send(self, message: Message) -> None:
-        if self._timed_out and message["type"] == "http.response.start":
-            # The rest of the body may still come, and must not be waited for.
+        if (self._timed_out or self._drain.begun) and message["type"] == "http.response.start":
+            # The rest of the body may still come, and must not be waited for; and whoever keeps a connection
+            # to a service that stops would lose the request it sends on it just when the service ends.
             MutableHeaders(scope=message)["Connection"] = "close"
         await self._send(message)

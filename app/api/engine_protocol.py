@@ -30,6 +30,16 @@ class TranslationEngine(Protocol):
         """Requests accepted and not yet answered."""
         ...
 
+    @property
+    def started(self) -> bool:
+        """Whether every worker has translated something with every model."""
+        ...
+
+    @property
+    def heartbeat_ages_s(self) -> tuple[float, ...]:
+        """Seconds since each busy worker's last sign of life, 0 for an idle one."""
+        ...
+
     def start(self) -> None:
         """Start the workers, inside a running loop."""
         ...
@@ -44,6 +54,10 @@ class TranslationEngine(Protocol):
 
     def healthy(self, *, max_heartbeat_age_s: float) -> bool:
         """Whether every worker lives and gave a recent sign of life."""
+        ...
+
+    async def supervise(self, *, max_heartbeat_age_s: float) -> str:
+        """Prove each worker, replace those that fail; returns why the process had better end."""
         ...
 
     async def translate(self, request: TranslationRequest) -> TranslationResult:

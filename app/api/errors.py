@@ -10,6 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
 from app.errors import (
+    DeadlineExceeded,
     DragomanError,
     InvalidOption,
     InvalidRequest,
@@ -94,6 +95,7 @@ STATUS_OF: Mapping[type[DragomanError], int] = {
     Unavailable: 503,
     ShuttingDown: 503,
     WorkerFailed: 503,
+    DeadlineExceeded: 504,
 }
 """Status by class; a class that is not listed takes its nearest ancestor's."""
 

@@ -14,10 +14,11 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.api.errors import Dialect, unexpected_response
+from app.api.health import LIVE_PATHS, READY_PATHS, STARTUP_PATH
 from app.observability import Metrics, frames_of, method_label
 
 _SANE_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
-_PROBES = frozenset({"/livez", "/readyz", "/health", "/metrics"})
+_PROBES = frozenset({*LIVE_PATHS, *READY_PATHS, STARTUP_PATH, "/metrics"})
 _log: structlog.stdlib.BoundLogger = structlog.get_logger("dragoman.http")
 
 

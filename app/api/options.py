@@ -24,7 +24,7 @@ class ApiOptions:
     body_timeout_s: float = 30.0
     max_texts: int = 1024
     max_text_characters: int = 250_000
-    max_heartbeat_age_s: float = 30.0
+    max_heartbeat_age_s: float = 4.0
     drain_s: float = 30.0
     cors_origins: tuple[str, ...] = ()
     version: str = "0"

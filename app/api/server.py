@@ -16,6 +16,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 
+from app.api.access_described import describe_access
 from app.api.authentication import AccessOptions, Authentication
 from app.api.body_limits import BodyLimits, Drain
 from app.api.docs_page import docs_page
@@ -32,6 +33,13 @@ from app.api.options import ApiOptions
 from app.api.quotas import Counters, RateLimits, metered
 from app.api.schemas import TranslateBody
 from app.api.security_headers import SecurityHeaders
+from app.api.urgency import (
+    PRIORITY_HEADER,
+    TIMEOUT_HEADER,
+    ReadUrgency,
+    describe_urgency,
+    urged,
+)
 from app.errors import DragomanError, InvalidRequest, RequestCancelled
 from app.observability import Metrics
 from app.observability.tracing import PlainTracer, Tracer
@@ -61,7 +69,7 @@ def create_app(
         tracer: what begins the trace of each request; None gives ids to logs and answers, and no spans.
         access: who may use the service, and how much; None lets everybody do everything.
     """
-    engine = metered(engine)
+    engine = metered(urged(engine))
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -101,6 +109,7 @@ def create_app(
         healthy=lambda: engine.healthy(max_heartbeat_age_s=options.max_heartbeat_age_s),
         pairs=lambda: engine.pairs,
     )
+    metrics.watch_workers(heartbeat_ages_s=lambda: engine.heartbeat_ages_s, started=lambda: engine.started)
     engine = observed(engine, metrics)
     routers = (
         native_router(engine, languages, options),
@@ -115,6 +124,7 @@ def create_app(
     )
     _add_error_handlers(app)
     # The last one added is the outermost.
+    app.add_middleware(ReadUrgency)
     app.add_middleware(RateLimits, counters=Counters())
     app.add_middleware(Authentication, options=AccessOptions() if access is None else access)
     app.add_middleware(
@@ -128,7 +138,7 @@ def create_app(
             CORSMiddleware,
             allow_origins=list(options.cors_origins),
             allow_methods=["GET", "POST"],
-            allow_headers=["Authorization", "Content-Type", "X-API-Key"],
+            allow_headers=["Authorization", "Content-Type", "X-API-Key", TIMEOUT_HEADER, PRIORITY_HEADER],
             expose_headers=["X-Request-ID", "Retry-After", "RateLimit", "RateLimit-Policy", WARNINGS_HEADER],
             max_age=_CORS_MAX_AGE_S,
         )
@@ -152,6 +162,8 @@ def _docs_router(app: FastAPI) -> APIRouter:
                 described = model.model_json_schema(ref_template="#/components/schemas/{model}")
                 components.update(described.pop("$defs", {}))
                 components[model.__name__] = described
+            describe_access(schema)
+            describe_urgency(schema)
             schema["x-error-codes"] = [asdict(code) for code in error_codes()]
             app.openapi_schema = schema
         return app.openapi_schema

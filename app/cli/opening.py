@@ -29,15 +29,30 @@ class Choice:
 
 
 def open_engine(
-    bundles: Sequence[Bundle], settings: Settings, *, max_waiting_tokens: int, observer: RuntimeObserver
+    bundles: Sequence[Bundle],
+    settings: Settings,
+    *,
+    max_waiting_tokens: int,
+    observer: RuntimeObserver,
+    request_timeout_s: float = 0.0,
 ) -> Engine:
-    """Load the bundles' graphs; takes seconds for large ones."""
+    """Load the bundles' graphs; takes seconds for large ones.
+
+    Args:
+        bundles: what to load.
+        settings: how to use the machine.
+        max_waiting_tokens: see `EngineOptions`.
+        observer: told of every step.
+        request_timeout_s: see `EngineOptions`; the setting of that name is for requests over HTTP alone.
+    """
     options = EngineOptions(
         num_workers=settings.num_workers,
         max_waiting_tokens=max_waiting_tokens,
         max_admission_tokens=settings.max_admission_tokens,
         max_rows=settings.max_rows,
         use_shortlist=settings.use_shortlist,
+        max_bulk_share=settings.max_bulk_share,
+        request_timeout_s=request_timeout_s,
     )
     return Engine.open(bundles, options, variant=settings.variant, observer=observer)
 

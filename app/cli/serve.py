@@ -29,6 +29,10 @@ _MAX_HEAD_BYTES = 16 * 1024
 """Request line and headers together."""
 _ANSWER_S = 5
 """Seconds that slow readers get to take finished answers once the engine has stopped."""
+_QUIET_S = 0.1
+"""Before the port closes no request should have come for so long: each is answered, if only with 503."""
+_MAX_LINGER_S = 1.0
+"""Who still sends requests so long after every answer said no is not waited for."""
 
 
 class DrainingServer(uvicorn.Server):
@@ -37,8 +41,11 @@ class DrainingServer(uvicorn.Server):
     On the first SIGTERM or SIGINT readiness turns red and new work is refused, as are requests whose body
     has not arrived; admitted work goes on for up to ``drain_s`` seconds. The port stays open while admitted
     work goes on, and for ``drain_grace_s`` seconds in any case, so that a load balancer that asks at least
-    that often sees the red readiness: without admitted work and without grace the port closes at once. Then
-    the process ends with exit code 0. A second signal ends it at once.
+    that often sees the red readiness: without either it closes once no request has come for a tenth of a
+    second. Then the process ends with exit code 0. A second signal ends it at once.
+
+    Meanwhile it has the engine supervised. When the engine cannot mend itself it drains likewise, and
+    `is_broken` is true.
     """
 
     def __init__(
@@ -50,6 +57,7 @@ class DrainingServer(uvicorn.Server):
         url: str,
         drain_s: float,
         drain_grace_s: float,
+        max_heartbeat_age_s: float,
     ) -> None:
         """Serve `config.app`, whose engine is `engine`; `url` is where clients find it."""
         super().__init__(config)
@@ -59,8 +67,11 @@ class DrainingServer(uvicorn.Server):
         self._drain_s = drain_s
         self._drain_grace_s = drain_grace_s
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._max_heartbeat_age_s = max_heartbeat_age_s
         self._finishing: asyncio.Task[None] | None = None
+        self._supervision: asyncio.Task[str] | None = None
         self._signalled = False
+        self.is_broken = False
         self._log: structlog.stdlib.BoundLogger = structlog.get_logger("dragoman.serve")
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
@@ -71,6 +82,10 @@ class DrainingServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to accept connections, and say where."""
         await super().startup(sockets)
+        self._supervision = asyncio.create_task(
+            self._engine.supervise(max_heartbeat_age_s=self._max_heartbeat_age_s)
+        )
+        self._supervision.add_done_callback(self._note_end_of_supervision)
         self._log.info("listening", url=self._url)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002  # uvicorn's signature
@@ -81,7 +96,17 @@ class DrainingServer(uvicorn.Server):
         self._signalled = True
         self._loop.call_soon_threadsafe(self._begin_drain)
 
+    def _note_end_of_supervision(self, supervision: asyncio.Task[str]) -> None:
+        if supervision.cancelled():
+            return
+        fault = supervision.exception()
+        self.is_broken = True
+        self._log.critical("broken", reason=supervision.result() if fault is None else type(fault).__name__)
+        self._begin_drain()
+
     def _begin_drain(self) -> None:
+        if self._finishing is not None:
+            return
         self._engine.begin_drain()
         self._drain.begin()
         self._finishing = asyncio.ensure_future(self._finish())
@@ -93,7 +118,10 @@ class DrainingServer(uvicorn.Server):
             await asyncio.sleep(self._drain_grace_s)
             finished = await self._engine.stop(drain_s=max(0.0, self._drain_s - self._drain_grace_s))
             self._log.info("drained", finished=finished)
+            await self._drain.until_quiet(_QUIET_S, at_most_s=_MAX_LINGER_S)
         finally:
+            if self._supervision is not None:
+                self._supervision.cancel()
             self.should_exit = True
 
 
@@ -117,7 +145,11 @@ def serve(overrides: Mapping[str, object]) -> None:
         tracer = open_tracer(enabled=settings.tracing, version=installed_version())
         bundles = discover(settings.bundles)
         engine = open_engine(
-            bundles, settings, max_waiting_tokens=settings.max_waiting_tokens, observer=metrics
+            bundles,
+            settings,
+            max_waiting_tokens=settings.max_waiting_tokens,
+            observer=metrics,
+            request_timeout_s=settings.request_timeout_s,
         )
         log.info(
             "loaded",
@@ -140,8 +172,11 @@ def serve(overrides: Mapping[str, object]) -> None:
             url=listeners.url,
             drain_s=settings.drain_s,
             drain_grace_s=settings.drain_grace_s,
+            max_heartbeat_age_s=settings.max_heartbeat_age_s,
         )
         server.run(listeners.sockets)
+        if server.is_broken:
+            raise SystemExit(1)
     except SystemExit as ended:
         # Uvicorn has logged why it could not start; its own exit codes are not part of our contract.
         raise SystemExit(1 if ended.code else 0) from None

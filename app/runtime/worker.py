@@ -100,6 +100,8 @@ class Worker:
         Returns:
             Whether everything was finished in time.
         """
+        if self._abandoned:
+            return False  # its thread may never end, and nobody waits for what it has
         with self._wakeup:
             self._stopping = True
             self._wakeup.notify()

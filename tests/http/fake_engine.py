@@ -40,17 +40,23 @@ class FakeEngine:
         self.cancelled = asyncio.Event()
         self.draining = False
         self.alive = True
-        self.started = False
+        self.was_started = False
+        self.started = True
         self.stopped_with: list[float] = []
         self.num_running_requests = 0
+        self.heartbeat_ages_s: tuple[float, ...] = (0.0,)
 
     @property
     def num_waiting_tokens(self) -> int:
         return 7 * self.num_running_requests
 
     def start(self) -> None:
-        assert not self.started
-        self.started = True
+        assert not self.was_started
+        self.was_started = True
+
+    async def supervise(self, *, max_heartbeat_age_s: float) -> str:
+        await asyncio.Event().wait()
+        raise AssertionError("an event nobody sets was set")
 
     async def stop(self, *, drain_s: float) -> bool:
         self.draining = True

@@ -207,29 +207,6 @@ def json_logs() -> Iterator[io.StringIO]:
     logging.getLogger("httpx").setLevel("NOTSET")
 
 
-async def test_probes_follow_the_engine(client: httpx.AsyncClient, engine: FakeEngine) -> None:
-    async def statuses() -> list[int]:
-        return [(await client.get(path)).status_code for path in ("/livez", "/readyz", "/health")]
-
-    assert await statuses() == [200, 200, 200]
-    assert (await client.get("/health")).json() == {"status": "ok"}
-    engine.draining = True
-    assert await statuses() == [200, 503, 503]
-    assert (await client.get("/readyz")).json() == {"status": "draining"}
-    engine.draining, engine.alive = False, False
-    assert await statuses() == [503, 503, 503]
-    assert (await client.get("/livez")).json() == {"status": "stuck"}
-
-
-@pytest.mark.parametrize("path", ["/livez", "/readyz", "/health"])
-async def test_probes_may_ask_for_the_head_alone(
-    client: httpx.AsyncClient, engine: FakeEngine, path: str
-) -> None:
-    assert (await client.head(path)).status_code == 200
-    engine.alive = False
-    assert (await client.head(path)).status_code == 503
-
-
 async def test_no_telemetry_leaves_the_service_whatever_the_environment_says(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -284,7 +261,7 @@ async def test_the_lifespan_starts_the_engine_and_stops_it_unless_drained() -> N
         engine = FakeEngine()
         application = create_app(engine, ApiOptions(drain_s=3), metrics=Metrics(CollectorRegistry()))
         async with application.router.lifespan_context(application):
-            assert engine.started
+            assert engine.was_started
             engine.draining = drained
         assert engine.stopped_with == ([] if drained else [3])
 
@@ -366,7 +343,7 @@ async def test_the_docs_page_shows_both_error_bodies_and_the_codes_of_each_answe
     assert "{\n  &quot;error&quot;: &quot;xx is not supported" in page
     native, _, libretranslate = page.partition("<code>/translate</code>")
     assert "<code>invalid_option, invalid_request, unsupported_pair</code>" in native
-    assert "<code>queue_full</code>" in native
+    assert "<code>queue_full, quota_exceeded, rate_limited</code>" in native
     assert "<b>400</b> A field is missing or wrong" in libretranslate
     assert "invalid_request" in libretranslate.partition("<b>413</b>")[0]
 

@@ -12,9 +12,12 @@ from model.training.run_lock import sole_run
 
 
 def test_two_runs_do_not_write_into_one_folder(tmp_path: Path) -> None:
-    with sole_run(tmp_path):
-        with pytest.raises(InvalidOption, match="another run writes into"), sole_run(tmp_path):
-            pass
+    with (
+        sole_run(tmp_path),
+        pytest.raises(InvalidOption, match="another run writes into"),
+        sole_run(tmp_path),
+    ):
+        pass
     with sole_run(tmp_path):
         pass
 
