@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
 
-import numpy as np
 import pytest
+from echo_engine import PATIENCE_S, Clock, Gate, MakeEngine, request
 
 from app.decoding.options import DecodingOptions
 from app.errors import (
@@ -22,126 +20,9 @@ from app.errors import (
     WorkerFailed,
 )
 from app.runtime import worker as worker_module
-from app.runtime.engine import Engine, EngineOptions, ServedModel
 from app.runtime.entry import Entry
 from app.runtime.events import SilentObserver
-from app.runtime.request import PairInfo, TranslationRequest, WarningCode
-from app.runtime.runner import Int64Array, RowGroup, SourceRow, StepOutput
-from app.text import Tokenizer
-
-PATIENCE_S = 30.0
-
-
-class EchoRunner:
-    """Translates a source into itself; `before_step` may block or raise."""
-
-    def __init__(self, vocabulary_size: int, before_step: Callable[[], None]) -> None:
-        self.vocabulary_size = vocabulary_size
-        self.groups = (RowGroup(8, 4), RowGroup(16, 4))
-        self._before_step = before_step
-        self._sources: list[list[Sequence[int]]] = [[], []]
-
-    def admit(self, group: int, newcomers: Sequence[SourceRow]) -> None:
-        del self._sources[group][newcomers[0].slot :]
-        self._sources[group] += [row.source_ids for row in newcomers]
-
-    def step(self, group: int, last_ids: Int64Array, positions: Int64Array) -> StepOutput:
-        self._before_step()
-        rows = zip(self._sources[group], positions.tolist(), strict=False)
-        token_ids = np.array([source[position] for source, position in rows], dtype=np.int64)
-        return StepOutput(token_ids, np.full(len(token_ids), -0.5, dtype=np.float32))
-
-    def move(self, group: int, *, from_slot: int, to_slot: int) -> None:
-        self._sources[group][to_slot] = self._sources[group][from_slot]
-
-
-class Gate:
-    def __init__(self) -> None:
-        self.reached = threading.Event()
-        self.opened = threading.Event()
-        self.num_steps = 0
-
-    def __call__(self) -> None:
-        self.num_steps += 1
-        self.reached.set()
-        assert self.opened.wait(PATIENCE_S)
-
-    async def wait_reached(self) -> None:
-        assert await asyncio.to_thread(self.reached.wait, PATIENCE_S)
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-MakeEngine = Callable[..., Engine]
-
-
-@pytest.fixture
-async def make_engine(tokenizer: Tokenizer) -> AsyncIterator[MakeEngine]:
-    """Engines that are stopped at the end, on a loop where no failure goes unnoticed."""
-    unnoticed: list[dict[str, object]] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: unnoticed.append(context))
-    engines: list[Engine] = []
-    gates: list[Callable[[], None]] = []
-
-    def make(
-        *,
-        before_step: Callable[[], None] = lambda: None,
-        pairs: Sequence[tuple[str, str]] = (("en", "pt"),),
-        start: bool = True,
-        observer: SilentObserver | None = None,
-        clock: Callable[[], float] | None = None,
-        max_beam_size: int = 1,
-        **options: int,
-    ) -> Engine:
-        gates.append(before_step)
-        models = [
-            ServedModel(
-                id=f"{source}-{target}",
-                pairs=(PairInfo(source, target, f"{source}-{target}"),),
-                tokenizer=tokenizer,
-                shortlist=None,
-                eos_id=tokenizer.eos_id,
-                max_source_tokens=16,
-                max_target_tokens=32,
-                max_target_ratio=2.0,
-                make_runner=lambda: EchoRunner(tokenizer.vocabulary_size, before_step),
-                max_beam_size=max_beam_size,
-            )
-            for source, target in pairs
-        ]
-        more = {} if clock is None else {"clock": clock}
-        engine = Engine(models, EngineOptions(**({"num_workers": 2} | options)), observer=observer, **more)
-        if start:
-            engine.start()
-            engines.append(engine)
-        return engine
-
-    yield make
-    for gate in gates:
-        if isinstance(gate, Gate):
-            gate.opened.set()
-    for engine in engines:
-        await engine.stop(drain_s=PATIENCE_S)
-        assert engine.num_waiting_tokens == 0
-        assert engine.num_running_requests == 0
-    await asyncio.sleep(0)
-    gc.collect()
-    assert unnoticed == []
-
-
-def request(*texts: str, **options: object) -> TranslationRequest:
-    return TranslationRequest(
-        texts,
-        "en",
-        "pt",
-        DecodingOptions(**options),  # type: ignore[arg-type]
-    )
+from app.runtime.request import TranslationRequest, WarningCode
 
 
 async def test_concurrent_requests_each_get_their_own_answer(make_engine: MakeEngine) -> None:
