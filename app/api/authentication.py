@@ -13,7 +13,6 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -46,8 +45,8 @@ OPEN_PATHS = frozenset(
 _ADMIN_PATHS = frozenset({"/metrics"})
 _ADMIN_PREFIX = "/admin"
 _KEY_FIELD = "api_key"
-_KEY_HEADERS = ("x-api-key", "ocp-apim-subscription-key", "x-goog-api-key")
-_SCHEMES = frozenset({"bearer", "deepl-auth-key"})
+_KEY_HEADERS = (b"x-api-key", b"ocp-apim-subscription-key", b"x-goog-api-key")
+_SCHEMES = frozenset({b"bearer", b"deepl-auth-key"})
 _MESSAGE = (
     "this needs a valid API key that allows it; send it in the header Authorization: Bearer KEY, or ask the "
     "operator for one"
@@ -152,8 +151,10 @@ class Authentication:
         )
         if presented is None and options.allow_anonymous and needed is KeyScope.TRANSLATE:
             return self._anonymous(scope), receive
+        if options.keys.has_changed():
+            await asyncio.to_thread(options.keys.reload)
         # Hashed, looked up and compared also where there is no key, so that a refusal always takes as long.
-        key = options.keys.ring().find(presented or b"")
+        key = options.keys.ring.find(presented or b"")
         if key is None or not key.opens(needed, self._now()):
             raise _denied()
         return Caller(f"key {key.id}", key, key.limits), receive
@@ -233,14 +234,14 @@ def _path_in_app(scope: Scope) -> str:
 
 def _key_in_head(scope: Scope, path: str) -> bytes | None:
     """The key in the headers or, where a dialect has it there, in the query string; the first one found."""
-    headers = Headers(scope=scope)
-    scheme, _, value = headers.get("authorization", "").strip().partition(" ")
+    headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))
+    scheme, _, value = headers.get(b"authorization", b"").strip().partition(b" ")
     # Another scheme, such as Basic, is a proxy's business.
-    if scheme.lower() in _SCHEMES and value.strip():
-        return value.strip().encode("latin-1")
-    for name in _KEY_HEADERS:
-        if value := headers.get(name, "").strip():
-            return value.encode("latin-1")
+    if scheme.lower() in _SCHEMES and (presented := value.strip()):
+        return presented
+    for header in _KEY_HEADERS:
+        if presented := headers.get(header, b"").strip():
+            return presented
     name = "key" if path.startswith("/language/translate/") else _KEY_FIELD
     if name.encode() not in scope.get("query_string", b""):
         return None

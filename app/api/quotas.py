@@ -16,7 +16,7 @@ from typing import cast
 
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from throttled import BaseRateLimiter, MemoryStore, Quota, RateLimitState, per_day, per_min, per_sec
+from throttled import BaseRateLimiter, MemoryStore, RateLimitState, per_day, per_min, per_sec
 from throttled.rate_limiter.fixed_window import FixedWindowRateLimiter
 from throttled.rate_limiter.gcra import GCRARateLimiter
 
@@ -46,7 +46,7 @@ class Usage:
     reset_s: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Rule:
     """One limit of one caller.
 
@@ -55,20 +55,16 @@ class _Rule:
         unit: what it counts, as messages say it.
         period: what for, as messages say it.
         limiter: what counts.
+        limit: how many.
+        of_the_day: whether they end at midnight instead of refilling.
     """
 
     policy: str
     unit: str
     period: str
     limiter: BaseRateLimiter
-
-    @property
-    def limit(self) -> int:
-        return self.limiter.quota.get_limit()
-
-    @property
-    def of_the_day(self) -> bool:
-        return isinstance(self.limiter, FixedWindowRateLimiter)
+    limit: int
+    of_the_day: bool
 
 
 class Counters:
@@ -89,21 +85,18 @@ class Counters:
         store = self._of_keys if has_key else self._of_addresses
 
         def rules() -> Iterator[_Rule]:
-            if limits.requests_per_second is not None:
-                quota = per_sec(limits.requests_per_second)
-                yield _Rule("requests", "requests", "second", _rate(quota, store, "requests"))
-            if limits.characters_per_minute is not None:
-                quota = per_min(limits.characters_per_minute)
-                yield _Rule("characters", "characters", "minute", _rate(quota, store, "characters"))
-            if limits.characters_per_day is not None:
-                limiter = FixedWindowRateLimiter(per_day(limits.characters_per_day), store, key_prefix="day")
-                yield _Rule("day", "characters", "day", limiter)
+            # The rate of a unit comes before its day, see `Meter`.
+            if limit := limits.requests_per_second:
+                limiter: BaseRateLimiter = GCRARateLimiter(per_sec(limit), store, key_prefix="requests")
+                yield _Rule("requests", "requests", "second", limiter, limit, of_the_day=False)
+            if limit := limits.characters_per_minute:
+                limiter = GCRARateLimiter(per_min(limit), store, key_prefix="characters")
+                yield _Rule("characters", "characters", "minute", limiter, limit, of_the_day=False)
+            if limit := limits.characters_per_day:
+                limiter = FixedWindowRateLimiter(per_day(limit), store, key_prefix="day")
+                yield _Rule("day", "characters", "day", limiter, limit, of_the_day=True)
 
         return tuple(rules())
-
-
-def _rate(quota: Quota, store: MemoryStore, name: str) -> BaseRateLimiter:
-    return GCRARateLimiter(quota, store, key_prefix=name)
 
 
 class Meter:
@@ -113,6 +106,7 @@ class Meter:
         """Count for the caller that is known as `identity`."""
         self._identity = identity
         self._rules = rules
+        self._states: dict[_Rule, RateLimitState] = {}
 
     def take_request(self) -> None:
         """Count the request itself.
@@ -136,7 +130,7 @@ class Meter:
         """Undo the day's count of what was not translated; rates refill by themselves."""
         for rule in self._rules:
             if rule.of_the_day:
-                rule.limiter.limit(self._identity, -num_characters)
+                self._states[rule] = rule.limiter.limit(self._identity, -num_characters).state
 
     def usage(self) -> Usage | None:
         """What was used of the day; None without such a limit."""
@@ -148,7 +142,7 @@ class Meter:
 
     def headers(self) -> dict[str, str]:
         """The fields RateLimit-Policy and RateLimit (draft-ietf-httpapi-ratelimit-headers-10)."""
-        states = [(rule, rule.limiter.peek(self._identity)) for rule in self._rules]
+        states = [(rule, self._states.get(rule) or rule.limiter.peek(self._identity)) for rule in self._rules]
         return {
             "RateLimit-Policy": ", ".join(
                 f'"{rule.policy}";q={rule.limit};w={rule.limiter.quota.get_period_sec()}'
@@ -162,12 +156,18 @@ class Meter:
 
     def _take(self, unit: str, count: int) -> None:
         rules = [rule for rule in self._rules if rule.unit == unit]
+        # A counter of the day counts what it refuses too, so it is asked before; a rate does not, and is the
+        # only one of its unit.
         for rule in rules:
-            state = rule.limiter.peek(self._identity)
-            if count > state.remaining:
+            if rule.of_the_day:
+                state = rule.limiter.peek(self._identity)
+                if count > state.remaining:
+                    raise self._refusal(rule, state, count)
+        for rule in rules:
+            result = rule.limiter.limit(self._identity, count)
+            state = self._states[rule] = result.state
+            if result.limited:
                 raise self._refusal(rule, state, count)
-        for rule in rules:
-            rule.limiter.limit(self._identity, count)
 
     def _refusal(self, rule: _Rule, state: RateLimitState, count: int) -> DragomanError:
         limit = f"the limit is {rule.limit} {rule.unit} per {rule.period}"
@@ -183,9 +183,7 @@ class Meter:
                 f"{_whole_s(wait_s)} s",
                 retry_after_s=wait_s,
             )
-        # A refused request is not counted by this algorithm; it says when the same one would fit.
-        wait_s = rule.limiter.limit(self._identity, count).state.retry_after
-        return RateLimited(f"{limit}; wait {_whole_s(wait_s)} s", retry_after_s=wait_s)
+        return RateLimited(f"{limit}; wait {_whole_s(state.retry_after)} s", retry_after_s=state.retry_after)
 
 
 def _whole_s(seconds: float) -> int:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-_NOTHING = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-_PAGE = f"{_NOTHING}; style-src 'unsafe-inline'"
+_NOTHING = b"default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+_PAGE = _NOTHING + b"; style-src 'unsafe-inline'"
 """A page of ours may style itself and can do nothing else: no scripts, no frames, no outside resources."""
-_ALWAYS = {
-    "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Resource-Policy": "same-origin",
+_ALWAYS = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-resource-policy", b"same-origin"),
     # Answers hold people's texts; no proxy and no browser is to keep them.
-    "Cache-Control": "no-store",
-}
+    (b"cache-control", b"no-store"),
+)
 
 
 class SecurityHeaders:
@@ -33,11 +32,13 @@ class SecurityHeaders:
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                for name, value in _ALWAYS.items():
-                    headers.setdefault(name, value)
-                is_page = headers.get("content-type", "").startswith("text/html")
-                headers.setdefault("Content-Security-Policy", _PAGE if is_page else _NOTHING)
+                # Names are in lower case already, as ASGI wants them.
+                headers = [*message.get("headers", ())]
+                present = dict(headers)
+                is_page = present.get(b"content-type", b"").startswith(b"text/html")
+                policy = (b"content-security-policy", _PAGE if is_page else _NOTHING)
+                headers += [header for header in (*_ALWAYS, policy) if header[0] not in present]
+                message = {**message, "headers": headers}
             await send(message)
 
         await self._app(scope, receive, send_with_headers if scope["type"] == "http" else send)

@@ -58,7 +58,7 @@ def access_options(settings: Settings, addresses: Sequence[str]) -> AccessOption
             f"{PREFIX}ALLOW_ANONYMOUS=true to say that this is meant",
         )
     if keys is not None:
-        _log.info("keys_loaded", num_keys=len(keys.ring().keys), allow_anonymous=allow_anonymous)
+        _log.info("keys_loaded", num_keys=len(keys.ring.keys), allow_anonymous=allow_anonymous)
     return AccessOptions(
         keys=keys,
         allow_anonymous=allow_anonymous,

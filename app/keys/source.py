@@ -58,7 +58,7 @@ def keys_from_environment(listed: str, scopes: frozenset[Scope], *, variable: st
 
 
 class KeySource:
-    """The present keys; the file is looked at once in a while, when a request asks.
+    """The present keys; whoever uses them asks whether the file has changed, and has it read again.
 
     A file that becomes unreadable or damaged leaves the former keys in force: neither does a slip of the
     editor lock everybody out, nor does it let anybody in.
@@ -94,25 +94,32 @@ class KeySource:
         except InvalidRequest as error:
             raise SettingsError(error.message) from None
 
+    @property
     def ring(self) -> KeyRing:
-        """The present keys; costs a clock reading, a `stat` once an interval, a reading after a change."""
-        if self._file is not None and (now_s := self._clock()) >= self._next_look_s:
-            self._next_look_s = now_s + self._interval_s
-            self._reload(self._file)
+        """The keys as they were last read."""
         return self._ring
 
-    def _reload(self, file: KeyFile) -> None:
-        version = self._present_version()
-        if version == self._version:
-            return
-        # Also after a failure: one log line for each state of the file is enough.
-        self._version = version
+    def has_changed(self) -> bool:
+        """Whether the file is to be read again; True once for each change, so that only one caller does.
+
+        Costs a clock reading, and a `stat` once an interval.
+        """
+        if self._file is None or (now_s := self._clock()) < self._next_look_s:
+            return False
+        self._next_look_s = now_s + self._interval_s
+        before, self._version = self._version, self._present_version()
+        return self._version != before
+
+    def reload(self) -> None:
+        """Read the file again; in any thread, since a large file takes some milliseconds."""
         try:
-            self._ring = KeyRing((*self._fixed, *file.read()))
+            ring = KeyRing((*self._fixed, *(self._file.read() if self._file else ())))
         except DragomanError as error:
+            # Said once for each state of the file.
             _log.error("keys_not_reloaded", reason=error.message, num_keys=len(self._ring.keys))
-        else:
-            _log.info("keys_reloaded", num_keys=len(self._ring.keys))
+            return
+        self._ring = ring
+        _log.info("keys_reloaded", num_keys=len(ring.keys))
 
     def _present_version(self) -> _Version | None:
         """Which state the file is in: a replaced one has another inode even within one tick of mtime."""

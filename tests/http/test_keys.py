@@ -5,6 +5,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -17,7 +18,7 @@ from prometheus_client import CollectorRegistry
 
 from app.api import ApiOptions, create_app
 from app.api.authentication import OPEN_PATHS, AccessOptions
-from app.keys import ApiKey, KeySource, NewKey, Scope, new_key
+from app.keys import ApiKey, KeyFile, KeySource, NewKey, Scope, new_key
 from app.observability import Metrics, configure_logging
 
 NOW = datetime.now(UTC)
@@ -227,6 +228,24 @@ async def test_a_path_below_a_servers_root_path_needs_the_scope_of_its_route(eng
         assert (await client.get("/prefix/metrics", headers=headers)).status_code == 403
         headers = {"X-API-Key": ADMIN.text}
         assert (await client.get("/prefix/metrics", headers=headers)).status_code == 200
+
+
+async def test_keys_come_and_go_while_the_service_runs(engine: FakeEngine, tmp_path: Path) -> None:
+    file = KeyFile(tmp_path / "keys.json")
+    file.update(lambda _: (GOOD.key,))
+    access = AccessOptions(keys=KeySource([], file, interval_s=0), allow_anonymous=False)
+    late = made("late")
+    async with served(engine, access) as client:
+
+        async def statuses() -> list[int]:
+            return [
+                (await client.get("/v1/models", headers={"X-API-Key": one.text})).status_code
+                for one in (GOOD, late)
+            ]
+
+        assert await statuses() == [200, 401]
+        file.update(lambda _: (late.key,))
+        assert await statuses() == [401, 200]
 
 
 async def test_limits_on_the_body_hold_while_a_key_is_looked_for(locked: httpx.AsyncClient) -> None:
