@@ -204,6 +204,14 @@ def check_request_id(client: Client) -> str:
     return request_id
 
 
+def check_trace(client: Client) -> str:
+    """An answer names its trace, by which log lines and spans of several services are found."""
+    traced = client.get("/livez").headers.get("traceresponse", "")
+    if not re.fullmatch(r"00-[0-9a-f]{32}-[0-9a-f]{16}-0[01]", traced):
+        raise CheckFailed(f"traceresponse is {traced!r}")
+    return traced
+
+
 def check_metrics(client: Client) -> str:
     """Prometheus' text names every request and segment that came before; run it last."""
     reply = client.get("/metrics")
@@ -213,6 +221,10 @@ def check_metrics(client: Client) -> str:
     text = reply.text()
     segments = _sum_of(text, "dragoman_segments_finished_total")
     refused = _sum_of(text, "dragoman_http_request_seconds_count", 'code="422"')
+    for pair in ("en-pt", "pt-en"):
+        if _sum_of(text, "dragoman_requests_total", f'pair="{pair}"') < 1:
+            raise CheckFailed(f"no request was counted for the pair {pair}")
+    expect(_sum_of(text, "dragoman_started"), 1.0, "dragoman_started")
     if segments < 1 or refused < 1:
         raise CheckFailed(f"{segments:g} segments finished and {refused:g} requests refused; expected some")
     return f"{segments:g} segments, {_sum_of(text, 'dragoman_http_request_seconds_count'):g} requests"
@@ -305,6 +317,7 @@ def main() -> int:
     checks: list[tuple[str, Callable[[], str]]] = [
         ready,
         ("GET /livez", lambda: check_probe(client, "/livez")),
+        ("GET /startupz", lambda: check_probe(client, "/startupz")),
         ("GET /readyz", lambda: check_probe(client, "/readyz")),
         ("GET /health", lambda: check_probe(client, "/health")),
         ("GET /v1/models", lambda: check_models(client)),
@@ -317,6 +330,7 @@ def main() -> int:
         ("malformed body", lambda: check_malformed(client)),
         ("missing text", lambda: check_libretranslate_refusal(client)),
         ("request id", lambda: check_request_id(client)),
+        ("trace id", lambda: check_trace(client)),
         ("GET /metrics", lambda: check_metrics(client)),
     ]
     return 0 if run(checks) else 1
