@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 SERVE_OPTIONS := $(if $(HOST),--host $(HOST)) $(if $(PORT),--port $(PORT))
 
 .DEFAULT_GOAL := help
-.PHONY: help serve check test bench bench-agreement bench-determinism bench-continuous bench-service bench-quality \
+.PHONY: help serve tools check test bench bench-agreement bench-determinism bench-continuous bench-service bench-quality \
 	image-test bundles clean
 
 help: ## Show this list
@@ -30,6 +30,8 @@ $(VENV)/.dev: $(VENV)/.serve
 
 serve: $(VENV)/.serve ## Serve the shipped models on 127.0.0.1:8000; HOST=... and PORT=... change it
 	$(BIN)/dragoman serve $(SERVE_OPTIONS)
+
+tools: $(VENV)/.dev ## Install PyTorch and the tools of training and development, and nothing else
 
 check: $(VENV)/.dev ## Lint, formatting and types
 	$(BIN)/ruff check .

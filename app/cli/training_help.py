@@ -54,6 +54,6 @@ def needs(command: str, module: str) -> str:
         module: what could not be imported.
     """
     return (
-        f"{command} needs {module}, which the service does without. In a checkout of dragoman, `make test` "
+        f"{command} needs {module}, which the service does without. In a checkout of dragoman, `make tools` "
         "installs it, or: .venv/bin/pip install -c constraints.txt -e '.[cpu,train]'"
     )

@@ -1,13 +1,13 @@
 """A small parallel corpus from a small grammar: English sentences and their Portuguese translations.
 
-Portuguese asks for what English does not: articles, adjectives and numerals agree with their noun in gender and
-number, adjectives follow it, and questions keep the order of statements. A word-by-word dictionary cannot do
-that; a tiny Transformer learns it in minutes.
+Portuguese asks for what English does not: articles, adjectives and numerals agree with their noun in gender
+and number, adjectives follow it, and questions keep the order of statements. A word-by-word dictionary cannot
+do that; a tiny Transformer learns it in minutes.
 
     python make_text.py FOLDER
 
-writes train.tsv (English, tab, Portuguese) and dev.en / dev.pt, whose sentences are not in train.tsv. The same
-files come out every time.
+writes train.tsv (English, tab, Portuguese) and dev.en / dev.pt, whose sentences are not in train.tsv. The
+same files come out every time.
 """
 
 from __future__ import annotations

@@ -16,14 +16,16 @@ if [ -x "$root/.venv/bin/dragoman" ]; then
     PATH="$root/.venv/bin:$PATH"
 fi
 if ! command -v dragoman > /dev/null || ! python -c 'import torch, onnx, sacrebleu' 2> /dev/null; then
-    echo "this needs the training libraries: run 'make check' once in $root, which installs them" >&2
+    echo "this needs the training libraries: run 'make tools' once in $root, which installs them" >&2
     exit 1
 fi
 
 python "$here/make_text.py" "$work/text"
-cp "$here/train.toml" "$work/train.toml"
+[ -f "$work/train.toml" ] || cp "$here/train.toml" "$work/train.toml"  # yours to change
+echo "training (PyTorch takes some seconds to load)"
 dragoman train "$work/train.toml"
-if [ ! -f "$work/bundle/manifest.json" ]; then
+if [ ! "$work/bundle/manifest.json" -nt "$work/run/model/model.json" ]; then
+    rm -rf "$work/bundle"  # of an older model
     head -n 300 "$work/text/train.tsv" | cut -f1 > "$work/text/calibration.en"
     head -n 50 "$work/text/dev.en" > "$work/text/verification.en"
     dragoman export trained "$work/run/model" --out "$work/bundle" --id tiny-en-pt --licence CC0-1.0 \

@@ -36,7 +36,7 @@ _NO_LETTERS = re.compile(r"[\W\d_]+")
 
 
 class FilterConfig(BaseModel):
-    """``[data.filter]`` of a training configuration.
+    """``[data.filters]`` of a training configuration.
 
     Attributes:
         off: rules that are not to be applied.

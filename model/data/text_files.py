@@ -55,7 +55,8 @@ def lines_of(path: Path, *, on_read: OnRead | None = None) -> Iterator[str]:
             "fetch the file again"
         ) from error
     except OSError as error:
-        raise InvalidOption(f"{path} cannot be read after line {number}: {error.strerror}") from error
+        place = f" after line {number}" if number else ""
+        raise InvalidOption(f"{path} cannot be read{place}: {error.strerror}") from error
 
 
 def check_new(paths: Sequence[Path], *, force: bool) -> None:

@@ -15,7 +15,7 @@ from rich.console import Console
 from app.bundle import MANIFEST_NAME, open_bundle
 from app.errors import CheckpointError, InvalidOption
 from model.saved_model import load_model
-from model.training.config import load_run_config
+from model.training.config_file import check_files, load_run_config
 from model.training.device import device_of, uses_bfloat16
 from model.training.launcher import run_processes
 from model.training.processes import joined, left
@@ -23,7 +23,7 @@ from model.training.run import Surroundings, run_training
 from model.training.start import Given
 
 _console = Console(stderr=True)
-Config = Annotated[Path, typer.Argument(help="The run's TOML file; docs/training.md lists its keys.")]
+Config = Annotated[Path, typer.Argument(help="The run's TOML file; see docs/training.md.")]
 Overfit = Annotated[
     bool,
     typer.Option("--overfit", help="Learn the first batch by heart: shows that a model can learn at all."),
@@ -72,6 +72,7 @@ def _run(path: Path, *, overfit: bool, num_processes: int | None, needs_teacher:
         raise InvalidOption(f"{path} has no [distillation]; add one, or take `dragoman train`")
     if not needs_teacher and config.distillation is not None:
         raise InvalidOption(f"{path} has a [distillation]; take `dragoman distil`, or remove it")
+    check_files(config)
     wanted = num_processes or config.training.processes
     if wanted > 1 and "WORLD_SIZE" not in os.environ:
         raise typer.Exit(run_processes(wanted, [sys.executable, "-m", "app", *sys.argv[1:]]))
@@ -95,6 +96,7 @@ def _run(path: Path, *, overfit: bool, num_processes: int | None, needs_teacher:
         folder = run_training(config, around, overfit=overfit)
         around.say(f"the model is in {folder}")
     except KeyboardInterrupt:
+        _say("interrupted; the same command goes on")
         raise typer.Exit(130) from None
     finally:
         left()

@@ -1,17 +1,13 @@
-"""What a training run is to do, as its TOML file says it; every key with its unit and default."""
+"""What a training run is to do, key by key, with units and defaults; read by `model.training.config_file`."""
 
 from __future__ import annotations
 
-import difflib
-import json
-import tomllib
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from app.errors import InvalidOption
+from app.bundle.manifest import LanguageCode
 from model.config import Activation, DecoderCell, NormPlacement, PositionLayout, TransformerConfig
 from model.data.filters import FilterConfig
 from model.data.sources import SourceConfig
@@ -214,8 +210,8 @@ class RunConfig(Section):
         initial: model folder (or bundle) to start from, in the place of `model` and `vocabulary`.
     """
 
-    source: str
-    target: str
+    source: LanguageCode
+    target: LanguageCode
     output: Path
     seed: Annotated[int, Field(ge=0)] = 1
     initial: Path | None = None
@@ -247,80 +243,3 @@ class RunConfig(Section):
         if self.distillation is not None and (unknown := set(self.distillation.human) - set(names)):
             raise ValueError(f"[distillation] human names {sorted(unknown)}; the sources are {names}")
         return self
-
-
-def load_run_config(path: Path) -> RunConfig:
-    """Read a run's TOML file.
-
-    Raises:
-        InvalidOption: the file cannot be read, or a key is unknown, missing or out of its range; an unknown
-            key's message names the nearest known one.
-    """
-    try:
-        fields = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise InvalidOption(f"{path} cannot be read as TOML: {error}") from error
-    try:
-        # Strict as JSON is: a list is a tuple and a string a path, but "3" is no number and true is not 1.
-        config = RunConfig.model_validate_json(json.dumps(fields, default=str), strict=True)
-    except ValidationError as error:
-        raise InvalidOption(f"{path}: " + "; ".join(_complaints(error))) from None
-    return _beside(config, path.parent)
-
-
-def _complaints(error: ValidationError) -> Iterator[str]:
-    for detail in error.errors(include_url=False):
-        where = ".".join(str(part) for part in detail["loc"])
-        if detail["type"] == "extra_forbidden":
-            known = _keys_at(detail["loc"][:-1])
-            near = difflib.get_close_matches(str(detail["loc"][-1]), known, n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
-            yield f"there is no key {where}; {hint}"
-        elif detail["type"] == "missing":
-            yield f"the key {where} is missing"
-        elif detail["type"] == "value_error":
-            message = str(detail["msg"]).removeprefix("Value error, ")
-            yield f"{where}: {message}" if where else message
-        else:
-            yield f"{where} is {detail['input']!r}: {detail['msg']}"
-
-
-def _keys_at(location: tuple[int | str, ...]) -> list[str]:
-    """The keys that a table may have."""
-    section: type[BaseModel] = RunConfig
-    for part in location:
-        if isinstance(part, int):
-            continue
-        section = _sections_of(section)[str(part)]
-    return list(section.model_fields)
-
-
-def _sections_of(section: type[BaseModel]) -> dict[str, type[BaseModel]]:
-    """The keys of a table that are tables themselves, or lists of them."""
-    found = {}
-    for name, field in section.model_fields.items():
-        candidates = [field.annotation]
-        while candidates:
-            candidate = candidates.pop()
-            if isinstance(candidate, type) and issubclass(candidate, BaseModel):
-                found[name] = candidate
-            candidates.extend(getattr(candidate, "__args__", ()))
-    return found
-
-
-def _beside(config: RunConfig, folder: Path) -> RunConfig:
-    """The configuration with every path relative to its file's folder."""
-
-    def placed(value: Any) -> Any:
-        if isinstance(value, Path):
-            return folder / value
-        if isinstance(value, tuple):
-            return tuple(placed(part) for part in value)
-        if isinstance(value, BaseModel):
-            return value.model_copy(
-                update={name: placed(getattr(value, name)) for name in type(value).model_fields}
-            )
-        return value
-
-    placed_config: RunConfig = placed(config)
-    return placed_config

@@ -61,7 +61,7 @@ def run_training(config: RunConfig, around: Surroundings, *, overfit: bool = Fal
     """Train as configured, going on from the newest checkpoint if there is one.
 
     Args:
-        config: what to do; see `load_run_config`.
+        config: what to do; see `model.training.config_file`.
         around: where to do it.
         overfit: train on the first batch alone, without dropout: a sane model learns it by heart.
 

@@ -110,7 +110,7 @@ def test_export_without_its_libraries_says_what_works_from_a_checkout(
     errors = capsys.readouterr().err
     assert "export needs torch" in errors
     assert "pip install -c constraints.txt -e '.[cpu,train]'" in errors
-    assert "make test" in errors
+    assert "make tools" in errors
     assert "dragoman[train]" not in errors
 
 

@@ -14,7 +14,8 @@ from app.bundle.manifest import LanguagePair
 from exporters.export import ExportOptions, export_bundle
 from exporters.trained import to_checkpoint, with_activation_scales
 from model.saved_model import load_model
-from model.training.config import RunConfig, load_run_config
+from model.training.config import RunConfig
+from model.training.config_file import load_run_config
 from model.training.metrics import read_metrics
 from model.training.processes import Processes
 from model.training.run import Surroundings, run_training

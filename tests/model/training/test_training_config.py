@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from app.errors import InvalidOption
-from model.training.config import ModelSection, RunConfig, load_run_config
+from model.training.config import ModelSection, RunConfig
+from model.training.config_file import check_files, load_run_config
 
 SMALLEST = """
 source = "en"
@@ -227,3 +228,28 @@ def _sections() -> tuple[type[RunConfig], ...]:
 
     names = ("VocabularySection", "DevSection", "DataSection", "TrainingSection", "DistillationSection")
     return tuple(getattr(config, name) for name in names)
+
+
+def test_files_that_do_not_exist_are_all_named_before_any_work(tmp_path: Path) -> None:
+    (tmp_path / "pairs.tsv").touch()
+    check_files(load(tmp_path))
+    more = '[dev]\nsource_path = "dev.en"\ntarget_path = "pairs.tsv"\n[vocabulary]\npath = "v.spm"'
+    with pytest.raises(InvalidOption) as caught:
+        check_files(load(tmp_path, more))
+    assert f"vocabulary.path is {tmp_path / 'v.spm'}, dev.source_path is {tmp_path / 'dev.en'}" in str(
+        caught.value
+    )
+    assert "pairs.tsv" not in str(caught.value)
+
+
+def test_a_language_that_is_no_code_is_refused_before_the_training(tmp_path: Path) -> None:
+    text = WITH_MODEL.replace('source = "en"', 'source = "english!"')
+    assert "source is 'english!'" in complaint(tmp_path, text=text)
+
+
+def test_a_list_that_is_empty_because_its_entries_are_wrong_is_not_complained_about(tmp_path: Path) -> None:
+    words = complaint(
+        tmp_path, text=WITH_MODEL.replace('path = "pairs.tsv"', 'path = "p"\nsource_column = 0')
+    )
+    assert "column is 0" in words
+    assert "at least 1 item" not in words
