@@ -1,4 +1,6 @@
-"""Take out of an environment what a serving process never loads; prints what that saved. For the image's build.
+"""Take out of an environment what a serving process never loads, for the image's build.
+
+It prints what that saved.
 
     python trim.py /opt/dragoman [--lenient]
 
