@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
@@ -30,9 +31,9 @@ _MAX_HEAD_BYTES = 16 * 1024
 _ANSWER_S = 5
 """Seconds that slow readers get to take finished answers once the engine has stopped."""
 _QUIET_S = 0.1
-"""Before the port closes no request should have come for so long: each is answered, if only with 503."""
+"""Before connections are closed no request should have come for so long: each is answered, if with 503."""
 _MAX_LINGER_S = 1.0
-"""Who still sends requests so long after every answer said no is not waited for."""
+"""Longer than this nobody is waited for who might send a request."""
 
 
 class DrainingServer(uvicorn.Server):
@@ -41,8 +42,9 @@ class DrainingServer(uvicorn.Server):
     On the first SIGTERM or SIGINT readiness turns red and new work is refused, as are requests whose body
     has not arrived; admitted work goes on for up to ``drain_s`` seconds. The port stays open while admitted
     work goes on, and for ``drain_grace_s`` seconds in any case, so that a load balancer that asks at least
-    that often sees the red readiness: without either it closes once no request has come for a tenth of a
-    second. Then the process ends with exit code 0. A second signal ends it at once.
+    that often sees the red readiness: without admitted work and without grace the port closes at once.
+    Whoever was connected by then is still answered. Then the process ends with exit code 0. A second signal
+    ends it at once.
 
     Meanwhile it has the engine supervised. When the engine cannot mend itself it drains likewise, and
     `is_broken` is true.
@@ -88,6 +90,32 @@ class DrainingServer(uvicorn.Server):
         self._supervision.add_done_callback(self._note_end_of_supervision)
         self._log.info("listening", url=self._url)
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close the port without losing anybody who is connected, then the connections."""
+        if not self.force_exit:
+            for connection in self._close_port(sockets or []):
+                await asyncio.get_running_loop().connect_accepted_socket(self._make_protocol, connection)
+            self._drain.note_arrival()
+            await self._drain.until_quiet(_QUIET_S, at_most_s=_MAX_LINGER_S)
+        await super().shutdown(sockets)
+
+    def _close_port(self, listeners: Sequence[socket.socket]) -> list[socket.socket]:
+        """Whoever had connected and was not accepted yet: closing a listening socket would reset them."""
+        accepted = []
+        for listener in listeners:
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    accepted.append(listener.accept()[0])
+        for server in self.servers:
+            server.close()
+        return accepted
+
+    def _make_protocol(self) -> asyncio.Protocol:
+        """As uvicorn makes it for connections that it accepts itself."""
+        return self.config.http_protocol_class(  # type: ignore[call-arg]
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002  # uvicorn's signature
         """Begin to drain; called in the main thread, between two of its instructions."""
         if self._signalled or self._loop is None:
@@ -118,7 +146,6 @@ class DrainingServer(uvicorn.Server):
             await asyncio.sleep(self._drain_grace_s)
             finished = await self._engine.stop(drain_s=max(0.0, self._drain_s - self._drain_grace_s))
             self._log.info("drained", finished=finished)
-            await self._drain.until_quiet(_QUIET_S, at_most_s=_MAX_LINGER_S)
         finally:
             if self._supervision is not None:
                 self._supervision.cancel()

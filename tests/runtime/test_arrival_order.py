@@ -1,9 +1,10 @@
-"""Whoever arrives when, beside whom, and whoever gives up: each sentence gets the answer it gets alone."""
+"""Whoever arrives when, beside whom, how urgently, and whoever gives up or runs out of time: each sentence
+gets the answer it gets alone."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,12 +18,13 @@ from app.bundle.manifest import Variant
 from app.decoding.hypothesis import Hypothesis, LengthNormalisation
 from app.decoding.options import DecodingOptions
 from app.decoding.search import make_search
-from app.errors import RequestCancelled
+from app.errors import DeadlineExceeded, RequestCancelled
 from app.runtime.entry import Entry, Outcome
 from app.runtime.events import SilentObserver
 from app.runtime.lane import Lane
 from app.runtime.onnx_model import OnnxModel, load_model
 from app.runtime.onnx_runner import OnnxRunner
+from app.runtime.request import Priority
 from app.text import Tokenizer
 from exporters.export import export_bundle
 
@@ -42,12 +44,17 @@ KINDS = (
 
 @dataclass(frozen=True)
 class Visit:
-    """One arrival: how many steps after the one before, what it wants, and after how many it gives up."""
+    """One arrival: how many steps after the one before, what it wants, and after how many it gives up.
+
+    `allowed` is the deadline, in steps after the arrival; an odd request is of priority bulk.
+    """
 
     gap: int
     source: int
     kind: int
     patience: int | None = None
+    allowed: int | None = None
+    request: int = 0
 
 
 @dataclass(frozen=True)
@@ -79,6 +86,8 @@ visits = st.lists(
         source=st.integers(0, NUM_SOURCES - 1),
         kind=st.integers(0, len(KINDS) - 1),
         patience=st.none() | st.integers(0, 12),
+        allowed=st.none() | st.integers(0, 20),
+        request=st.integers(0, 4),
     ),
     min_size=1,
     max_size=14,
@@ -106,13 +115,14 @@ class Decoders:
         ]
         self.alone = functools.cache(self._alone)
 
-    def lane(self, house: House) -> Lane:
+    def lane(self, house: House, *, clock: Callable[[], float] = lambda: 0.0) -> Lane:
         return Lane(
             "tiny",
             OnnxRunner(self._models[house.model], max_rows=house.max_rows),
             max_admission_tokens=house.max_admission_tokens,
             min_newcomers=house.min_newcomers,
             observer=SilentObserver(),
+            clock=clock,
         )
 
     def guest(self, model: int, visit: Visit, *, now: int = 0) -> Guest:
@@ -127,6 +137,9 @@ class Decoders:
             submitted_at_s=0.0,
             deliver=outcomes.append,
             candidates=tiny_shortlist().candidates(source) if use_shortlist else None,
+            request=visit.request,
+            priority=Priority.BULK if visit.request % 2 else Priority.INTERACTIVE,
+            deadline_s=None if visit.allowed is None else float(now + visit.allowed),
         )
         return Guest(visit, entry, None if visit.patience is None else now + visit.patience, outcomes)
 
@@ -155,8 +168,9 @@ def decoders(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 
 def receive(decoders: Decoders, house: House, arrivals: Sequence[Visit]) -> list[Guest]:
-    """Let everyone arrive, and give up, at their step; go on until the lane is idle."""
-    lane, guests, tick = decoders.lane(house), list[Guest](), 0
+    """Let everyone arrive, and give up, at their step, a second each; go on until the lane is idle."""
+    guests, tick = list[Guest](), 0
+    lane = decoders.lane(house, clock=lambda: float(tick))
     expected = [*arrivals]
     next_at = expected[0].gap
     while expected or lane.has_work:
@@ -181,6 +195,10 @@ def same_tokens(found: Sequence[Hypothesis], expected: Sequence[Hypothesis]) -> 
 
 FULL = [Visit(0, index, index % len(KINDS)) for index in range(14)]
 ONE_BY_ONE = [Visit(2, 17 - index, index % 2) for index in range(14)]
+HURRIED = [
+    Visit(index % 2, index, index % len(KINDS), None, 3 + 2 * index if index % 3 else None, index % 5)
+    for index in range(14)
+]
 GIVING_UP = [Visit(1, index, 0, patience=4 if index % 3 == 0 else None) for index in range(14)]
 
 
@@ -192,6 +210,8 @@ GIVING_UP = [Visit(1, index, 0, patience=4 if index % 3 == 0 else None) for inde
 @example(house=House(1, 5, 64, 1), arrivals=GIVING_UP)
 @example(house=House(2, 5, 64, 1), arrivals=GIVING_UP)
 @example(house=House(0, 1, 64, 1), arrivals=GIVING_UP)  # most give up while they wait
+@example(house=House(0, 9, 200, 1), arrivals=HURRIED)
+@example(house=House(2, 2, 30, 1), arrivals=HURRIED)  # most run out of time while they wait
 def test_everyone_is_answered_once_and_with_what_they_would_hear_alone(
     decoders: Decoders, house: House, arrivals: Sequence[Visit]
 ) -> None:
@@ -201,6 +221,9 @@ def test_everyone_is_answered_once_and_with_what_they_would_hear_alone(
         (outcome,) = guest.outcomes
         if isinstance(outcome.result, RequestCancelled):
             assert guest.entry.cancelled
+            continue
+        if isinstance(outcome.result, DeadlineExceeded):
+            assert guest.visit.allowed is not None
             continue
         assert isinstance(outcome.result, tuple)
         expected = decoders.alone(house.model, guest.visit.source, guest.visit.kind)
