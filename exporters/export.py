@@ -140,9 +140,14 @@ def without_unknown(checkpoint: Checkpoint) -> Checkpoint:
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write manifest.json in one step, so that a half-written one is never seen."""
+    prepare_manifest(folder, manifest).replace(folder / MANIFEST_NAME)
+
+
+def prepare_manifest(folder: Path, manifest: Manifest) -> Path:
+    """Write the manifest beside its place, ready to be renamed."""
     temporary = folder / f"{MANIFEST_NAME}.partial"
     temporary.write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
-    temporary.replace(folder / MANIFEST_NAME)
+    return temporary
 
 
 def _write_graphs(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from app.bundle import Bundle, open_bundle, sha256_of
+from app.bundle import MANIFEST_NAME, Bundle, open_bundle, sha256_of
 from app.bundle.manifest import FileRecord, QualityScore
-from exporters.export import MODEL_CARD_NAME, write_manifest
+from exporters.export import MODEL_CARD_NAME, prepare_manifest
 from exporters.model_card import QUALITY_HEADING, quality_section
 
 
@@ -24,12 +24,16 @@ def record_quality(path: Path, scores: Sequence[QualityScore]) -> Bundle:
     bundle = open_bundle(path)
     card = bundle.file(MODEL_CARD_NAME)
     text = card.read_text(encoding="utf-8").split(QUALITY_HEADING)[0].rstrip() + "\n"
-    card.write_text(f"{text}\n{quality_section(scores)}", encoding="utf-8")
-    record = FileRecord(size_bytes=card.stat().st_size, sha256=sha256_of(card))
+    # Both are written in full before either takes its place, so that a full disk changes nothing.
+    new_card = card.with_name(f"{card.name}.partial")
+    new_card.write_text(f"{text}\n{quality_section(scores)}", encoding="utf-8")
+    record = FileRecord(size_bytes=new_card.stat().st_size, sha256=sha256_of(new_card))
     manifest = bundle.manifest.model_copy(
         update={"quality": tuple(scores), "files": {**bundle.manifest.files, MODEL_CARD_NAME: record}}
     )
-    write_manifest(path, manifest)
+    new_manifest = prepare_manifest(path, manifest)
+    new_card.replace(card)
+    new_manifest.replace(path / MANIFEST_NAME)
     return Bundle(path, manifest)
 
 

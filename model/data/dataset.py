@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -67,18 +68,25 @@ class TokenPairs:
         return cls(*packed[0], *packed[1])
 
     def save(self, path: Path) -> None:
-        """Write a safetensors file, which appears complete or not at all."""
-        partial = path.with_name(f"{path.name}.partial")
-        save_file(
-            {
-                "source_ids": self.source_ids,
-                "source_starts": self.source_starts,
-                "target_ids": self.target_ids,
-                "target_starts": self.target_starts,
-            },
-            partial,
-        )
-        os.replace(partial, path)
+        """Write a safetensors file, which appears complete or not at all.
+
+        Raises:
+            CheckpointError: it cannot be written, as on a full disk.
+        """
+        # Two runs may share a cache: each writes a file of its own.
+        partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+        arrays: dict[str, npt.NDArray[Any]] = {
+            "source_ids": self.source_ids,
+            "source_starts": self.source_starts,
+            "target_ids": self.target_ids,
+            "target_starts": self.target_starts,
+        }
+        try:
+            save_file(arrays, partial)
+            os.replace(partial, path)
+        except SafetensorError as error:  # also what it makes of the system's own errors
+            partial.unlink(missing_ok=True)
+            raise CheckpointError(f"{path} cannot be written ({error}); make room for it") from error
 
     @classmethod
     def load(cls, path: Path) -> TokenPairs:

@@ -21,7 +21,7 @@ from model.data.sources import SourceConfig, pairs_of
 from model.data.text_files import OnRead
 
 # Raised whenever the same text would give other pairs than before.
-_CODE_VERSION = 2
+_CODE_VERSION = 3
 _CHUNK_PAIRS = 2048
 TOO_MANY_TOKENS = "tokens"
 UNKNOWN_TARGET = "unknown"
@@ -152,6 +152,10 @@ def _encoded(
             if max(len(source_ids), len(target_ids)) > max_tokens:
                 counter[KEPT] -= 1
                 counter[TOO_MANY_TOKENS] += 1
+            elif min(len(source_ids), len(target_ids)) == 1:
+                # Something that the vocabulary normalises to nothing, such as a zero-width space.
+                counter[KEPT] -= 1
+                counter["empty"] += 1
             elif tokenizer.unknown_id in target_ids:
                 # Nobody can read the unknown piece: a model must not learn to write it.
                 counter[KEPT] -= 1
@@ -168,7 +172,7 @@ def _stat(path: Path) -> os.stat_result:
 
 
 def _write_counts(path: Path, counts: FilterCounts, notes: Iterable[str]) -> None:
-    partial = path.with_name(f"{path.name}.partial")
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     content = {"counts": counts.to_json(), "notes": list(notes)}
     partial.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     partial.replace(path)

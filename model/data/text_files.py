@@ -38,7 +38,9 @@ def lines_of(path: Path, *, on_read: OnRead | None = None) -> Iterator[str]:
             num_bytes = num_lines = 0
             for raw in file:
                 number += 1
-                yield raw.rstrip(b"\n").rstrip(b"\r").decode("utf-8")
+                # A mark at the start of the file says that it is UTF-8, and is no text.
+                encoding = "utf-8-sig" if number == 1 else "utf-8"
+                yield raw.rstrip(b"\n").rstrip(b"\r").decode(encoding)
                 if on_read is not None and number % _LINES_BETWEEN_REPORTS == 0:
                     on_read(stored.tell() - num_bytes, number - num_lines)
                     num_bytes, num_lines = stored.tell(), number

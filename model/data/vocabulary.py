@@ -18,6 +18,7 @@ UNKNOWN_ID = 1
 _NUM_THREADS = 2
 # A longer sentence is left out; what stands in one line of a corpus is rarely longer.
 _MAX_SENTENCE_BYTES = 8192
+_RESERVED = ("</s>", "<unk>", "<s>")
 
 
 @dataclass(frozen=True)
@@ -57,9 +58,13 @@ class VocabularyOptions:
         if self.num_sentences < 1:
             raise InvalidOption(f"{self.num_sentences} sentences are to be trained on; give 1 or more")
         if len(set(self.user_symbols)) < len(self.user_symbols) or not all(
-            symbol and not any(map(str.isspace, symbol)) for symbol in self.user_symbols
+            symbol and symbol not in _RESERVED and not any(map(str.isspace, symbol))
+            for symbol in self.user_symbols
         ):
-            raise InvalidOption("a user symbol is empty, has a space in it, or comes twice; mend the list")
+            raise InvalidOption(
+                "a user symbol is empty, has a space in it, comes twice, or is "
+                f"{' or '.join(_RESERVED)}, which have a meaning already; mend the list"
+            )
 
 
 def chosen_sentences(texts: Iterable[str], options: VocabularyOptions) -> list[str]:

@@ -135,6 +135,8 @@ def evaluate_command(
                 f"{part.path} is one file, but there are {len(testsets)} test sets; name a folder that holds "
                 "TEST_SET.txt for each, as --outputs writes it"
             )
+    if json_file is not None and json_file.is_dir():
+        raise InvalidOption(f"--json {json_file} is a folder; name a file in it")
     if json_file is not None and not json_file.parent.is_dir():
         raise InvalidOption(f"{json_file.parent} is not a folder; make it, or name another --json")
     found = evaluate(expanded, testsets, num_samples=samples, outputs=outputs, console=_console)

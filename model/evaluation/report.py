@@ -12,6 +12,7 @@ from model.evaluation.evaluation import Outcome, TestSetOutcome
 from model.evaluation.significance import Certainty, Comparison
 from model.evaluation.system import Languages
 
+_FEW_LINES = 100
 _MAX_WIDTH = 10_000
 _SCORES = ("BLEU", "p", "chrF", "p ")
 _REST = ("length", "empty", "repeated", "copied", "tokens/s", "lines/s")
@@ -155,5 +156,7 @@ def _explanation(found: Sequence[TestSetOutcome]) -> str:
         lines.append(
             f"p: paired bootstrap against {outcomes[0].system.name}; below 0.05 a difference is hardly chance"
         )
+        if few := [part.testset.name for part in found if len(part.testset.sources) < _FEW_LINES]:
+            lines.append(f"{', '.join(few)}: fewer than {_FEW_LINES} lines, of which resampling says little")
     lines += [f"tokens/s, lines/s: {what}" for what in sorted({o.speed.what for o in outcomes if o.speed})]
     return "\n".join(lines)

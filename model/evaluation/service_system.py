@@ -22,7 +22,6 @@ MAX_TRIES = 10
 _TIMEOUT_S = 300.0
 _MAX_WAIT_S = 60.0
 _DEFAULT_WAIT_S = 1.0
-_MAX_QUOTED_CHARACTERS = 300
 _RETRYABLE_STATUSES = frozenset({httpx.codes.TOO_MANY_REQUESTS, httpx.codes.SERVICE_UNAVAILABLE})
 _SPEED_COVERS = "from the first request to the last answer over HTTP"
 
@@ -149,7 +148,7 @@ class ServiceSystem:
         for _ in range(MAX_TRIES):
             try:
                 answer = await client.post("/v1/translate", json=body)
-            except httpx.TransportError as error:
+            except httpx.RequestError as error:
                 raise Unavailable(
                     f"{self.url} does not answer ({type(error).__name__}: {error}); is `dragoman serve` "
                     "running there?"
@@ -186,8 +185,9 @@ def _wait_s(answer: httpx.Response) -> float:
 
 
 def _words(answer: httpx.Response) -> str:
-    """What the service says of an error; what another server says, shortened."""
+    """What the service says of an error; of another server's words only the status' name."""
     try:
         return _ErrorAnswer.model_validate_json(answer.content).error.message
     except ValidationError:
-        return answer.text[:_MAX_QUOTED_CHARACTERS] or answer.reason_phrase
+        # Its body may repeat the text that was sent.
+        return answer.reason_phrase

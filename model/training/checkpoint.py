@@ -35,6 +35,7 @@ class RunState:
         time_s: seconds trained, pauses and evaluations left out.
         fingerprint: of what must not change between stop and resume: sources, seed, sizes of batches.
         evaluations: step and value of each evaluation on the dev set, more being better.
+        judged_by: what those values are: loss or bleu; "" before the first.
     """
 
     step: int
@@ -43,6 +44,7 @@ class RunState:
     time_s: float = 0.0
     fingerprint: str = ""
     evaluations: tuple[tuple[int, float], ...] = ()
+    judged_by: str = ""
 
     def best_steps(self, count: int) -> list[int]:
         """The steps of the best evaluations, the best first; of equals the earlier."""
@@ -67,13 +69,23 @@ class TrainingCheckpoint:
 def save_checkpoint(
     folder: Path, weights: Mapping[str, Tensor], moments: Mapping[str, Tensor], state: RunState
 ) -> Path:
-    """Write ``folder/step-N``; what was there under that name is replaced."""
+    """Write ``folder/step-N``; what was there under that name is replaced.
+
+    Raises:
+        CheckpointError: it cannot be written, as on a full disk; the older checkpoints stay.
+    """
     destination = folder / f"step-{state.step:08d}"
     partial = folder / f"{destination.name}.partial"
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    save_file({name: tensor.contiguous() for name, tensor in weights.items()}, partial / _WEIGHTS)
-    save_file({name: tensor.contiguous() for name, tensor in moments.items()}, partial / _MOMENTS)
+    try:
+        save_file({name: tensor.contiguous() for name, tensor in weights.items()}, partial / _WEIGHTS)
+        save_file({name: tensor.contiguous() for name, tensor in moments.items()}, partial / _MOMENTS)
+    except SafetensorError as error:  # also what it makes of the system's own errors
+        raise CheckpointError(
+            f"{destination} cannot be written ({error}); make room and go on with the same command from the "
+            "checkpoint before"
+        ) from error
     (partial / _STATE).write_text(json.dumps(asdict(state), indent=2) + "\n", encoding="utf-8")
     for path in (*partial.iterdir(), partial):
         _flush(path)

@@ -86,6 +86,11 @@ def _run(path: Path, *, overfit: bool, num_processes: int | None, needs_teacher:
     device = device_of(training)
     shared = joined(device)
     try:
+        if shared.count != wanted:
+            raise InvalidOption(
+                f"{wanted} processes are wanted and WORLD_SIZE says {shared.count}; give --processes "
+                f"{shared.count}, or unset the variable"
+            )
         around = Surroundings(
             open_model=open_model,
             processes=shared,

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from app.bundle.manifest import LanguageCode
+from app.bundle.manifest import LanguageCode, NumLayers
 from model.config import Activation, DecoderCell, NormPlacement, PositionLayout, TransformerConfig
 from model.data.filters import FilterConfig
 from model.data.sources import SourceConfig
@@ -15,6 +15,9 @@ from model.training.schedule import Schedule
 
 Precision = Literal["auto", "float32", "bfloat16"]
 Count = Annotated[int, Field(ge=1)]
+MAX_TOKENS = 4096
+"""Of a side: the longest that `dragoman export trained` makes a bundle for."""
+HEAD_MULTIPLE = 8
 
 
 class Section(BaseModel):
@@ -31,8 +34,8 @@ class ModelSection(Section):
 
     d_model: Count = 256
     num_heads: Count = 8
-    encoder_layers: Count = 6
-    decoder_layers: Count = 2
+    encoder_layers: NumLayers = 6
+    decoder_layers: NumLayers = 2
     ffn_size: Count = 1536
     activation: Activation = "relu"
     norm: NormPlacement = "post"
@@ -42,7 +45,12 @@ class ModelSection(Section):
 
     @model_validator(mode="after")
     def _is_possible(self) -> ModelSection:
-        self.transformer(1, eos_id=0)  # raises ValueError
+        head_size = self.transformer(1, eos_id=0).head_size  # raises ValueError
+        if head_size % HEAD_MULTIPLE:
+            raise ValueError(
+                f"d_model / num_heads is {head_size}; ONNX Runtime's attention needs a multiple of "
+                f"{HEAD_MULTIPLE}, or no bundle can be made of the model"
+            )
         return self
 
     def transformer(self, vocabulary_size: int, *, eos_id: int) -> TransformerConfig:
@@ -110,7 +118,7 @@ class DataSection(Section):
     source: Annotated[tuple[SourceConfig, ...], Field(min_length=1)]
     filters: FilterConfig = FilterConfig()
     exclude: tuple[Path, ...] = ()
-    max_tokens: Count = 128
+    max_tokens: Annotated[int, Field(ge=8, le=MAX_TOKENS)] = 128
     cache: Path | None = None
 
 
@@ -125,6 +133,7 @@ class TrainingSection(Section):
         schedule: see `learning_rate_share`.
         warmup_steps: steps of linear rise.
         schedule_power: of the linear schedule.
+        dropout: in the place of the model's own; None: what [model] says, or 0 where weights are given.
         label_smoothing: Szegedy et al. 2016; for training from text.
         betas: of AdamW (Loshchilov and Hutter 2019).
         epsilon: of AdamW.
@@ -151,6 +160,7 @@ class TrainingSection(Section):
     schedule: Schedule = "inverse_sqrt"
     warmup_steps: Annotated[int, Field(ge=0)] = 400
     schedule_power: Annotated[float, Field(gt=0)] = 1.0
+    dropout: Annotated[float, Field(ge=0, lt=1)] | None = None
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.1
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.98)
     epsilon: Annotated[float, Field(gt=0)] = 1e-8
@@ -213,7 +223,7 @@ class RunConfig(Section):
     source: LanguageCode
     target: LanguageCode
     output: Path
-    seed: Annotated[int, Field(ge=0)] = 1
+    seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 1
     initial: Path | None = None
     model: ModelSection | None = None
     vocabulary: VocabularySection | None = None

@@ -39,7 +39,7 @@ def prepared_sources(
         source_language=config.source,
         target_language=config.target,
         filters=config.data.filters,
-        exclusions=Exclusions.from_files(config.data.exclude),
+        exclusions=_exclusions(config),
         tokenizer=tokenizer,
         tokenizer_path=tokenizer_path,
         max_tokens=config.data.max_tokens,
@@ -64,6 +64,12 @@ def prepared_sources(
     ]
 
 
+def _exclusions(config: RunConfig) -> Exclusions:
+    """Sentences that no model may be trained on: those of the test sets and those that judge the run."""
+    dev = () if config.dev is None else (config.dev.source_path, config.dev.target_path)
+    return Exclusions.from_files([*config.data.exclude, *dev])
+
+
 def _prepared(config: RunConfig, preparation: Preparation) -> Iterator[PreparedSource]:
     files = [path for source in config.data.source for path in source.files()]
     with reading_progress("preparing pairs", files) as on_read:
@@ -85,7 +91,7 @@ def trained_vocabulary(config: RunConfig, *, say: Callable[[str], None]) -> byte
         num_sentences=section.max_sentences,
         seed=config.seed,
     )
-    exclusions = Exclusions.from_files(config.data.exclude)
+    exclusions = _exclusions(config)
     texts = (
         text
         for source in config.data.source

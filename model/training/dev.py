@@ -38,7 +38,7 @@ class DevSet:
     """Sentences with one reference each."""
 
     def __init__(self, section: DevSection, tokenizer: Tokenizer, *, max_tokens: int) -> None:
-        """Read and tokenise the first sentences.
+        """Read and tokenise the first sentences; those that no training pair could be are left out.
 
         Raises:
             InvalidOption: a file is missing, they have not as many lines, or no sentence is short enough.
@@ -55,10 +55,15 @@ class DevSet:
             tokenizer.encode_sources(references[: section.max_sentences]),
             strict=False,
         )
-        kept = [entry for entry in encoded if max(len(entry[1]), len(entry[2])) <= max_tokens]
+        kept = [
+            entry
+            for entry in encoded
+            if max(len(entry[1]), len(entry[2])) <= max_tokens and tokenizer.unknown_id not in entry[2]
+        ]
         if not kept:
             raise InvalidOption(
-                f"{section.source_path} has no sentence of at most {max_tokens} tokens; raise data.max_tokens"
+                f"{section.source_path} has no sentence of at most {max_tokens} tokens whose reference the "
+                "vocabulary can spell; raise data.max_tokens, or give other sentences"
             )
         kept.sort(key=lambda entry: len(entry[1]))
         self._references = [reference for reference, _, _ in kept]
@@ -67,7 +72,7 @@ class DevSet:
         self._decode = section.decode
 
     def __len__(self) -> int:
-        """Sentences, those that are too long left out."""
+        """Sentences, without those that are too long or whose reference has unknown pieces."""
         return len(self._pairs)
 
     def evaluate(self, model: Transformer) -> DevScores:

@@ -122,8 +122,11 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
     lines = path.read_text(encoding="utf-8").splitlines()
     for number, line in enumerate(lines, start=1):
         try:
-            rows.append(json.loads(line))
-        except ValueError as error:
+            row = json.loads(line)
+            if not isinstance(row.get("step"), int):
+                raise ValueError("no step")
+            rows.append(row)
+        except (ValueError, AttributeError) as error:
             if number < len(lines):
                 raise CheckpointError(
                     f"{path}, line {number} is no row of metrics; remove that line, or the file"

@@ -141,7 +141,13 @@ def learning_rate_scales(names: Sequence[str], section: TrainingSection) -> dict
                 f"learning_rate_scales has the pattern {pattern!r}, which fits none of the {len(names)} "
                 f"parameters (such as {names[0]}); mend or remove it"
             )
-    return {
-        name: next((scale for pattern, scale in patterns.items() if fnmatch.fnmatchcase(name, pattern)), 1.0)
+    first = {
+        name: next((pattern for pattern in patterns if fnmatch.fnmatchcase(name, pattern)), None)
         for name in names
     }
+    if hidden := [pattern for pattern in patterns if pattern not in first.values()]:
+        raise InvalidOption(
+            f"learning_rate_scales has the pattern {hidden[0]!r}, and all that it fits is taken by patterns "
+            "before it; put it first"
+        )
+    return {name: 1.0 if pattern is None else patterns[pattern] for name, pattern in first.items()}

@@ -29,7 +29,7 @@ from model.training.start import (
     Vocabulary,
     settle_vocabulary,
     starting_model,
-    without_dropout,
+    with_dropout,
 )
 from model.training.trainer import Judge, Trainer, seed_of
 from model.transformer import Transformer
@@ -81,9 +81,8 @@ def _run(config: RunConfig, around: Surroundings, *, overfit: bool) -> Path:
     torch.manual_seed(seed_of(config.seed, 0))
     given = GivenModels.of(config, around.open_model)
     vocabulary = settle_vocabulary(config, given, around.processes, say=around.say)
-    model = starting_model(config, given, vocabulary.tokenizer).to(around.device)
-    if overfit:
-        without_dropout(model)
+    model = starting_model(config, given, vocabulary.tokenizer)
+    model = (with_dropout(model, 0.0) if overfit else model).to(around.device)
 
     sources = prepared_sources(
         config, vocabulary.tokenizer, vocabulary.path, around.processes, say=around.say
@@ -94,7 +93,9 @@ def _run(config: RunConfig, around: Surroundings, *, overfit: bool) -> Path:
     stream = BatchStream(sources, max_tokens=config.training.batch_tokens, seed=config.seed)
     trainer = Trainer(
         model,
-        lambda prepared: _objective(config, prepared, given.teacher, names, overfit=overfit),
+        lambda prepared: _objective(
+            config, prepared, given.teacher, names, vocabulary.tokenizer, overfit=overfit
+        ),
         config.training,
         stream=stream,
         folder=config.output,
@@ -130,12 +131,20 @@ def _first_batch(
 
 
 def _objective(
-    config: RunConfig, model: Transformer, teacher: Given | None, names: Sequence[str], *, overfit: bool
+    config: RunConfig,
+    model: Transformer,
+    teacher: Given | None,
+    names: Sequence[str],
+    tokenizer: Tokenizer,
+    *,
+    overfit: bool,
 ) -> Objective:
     """The loss; the model's parameters are frozen already where they shall be."""
     distillation = config.distillation
     if distillation is None or teacher is None:
-        return LabelSmoothing(0.0 if overfit else config.training.label_smoothing)
+        return LabelSmoothing(
+            0.0 if overfit else config.training.label_smoothing, unknown_id=tokenizer.unknown_id
+        )
     return Distillation(
         teacher.model.module().to(model.output_bias.device),
         model,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import sentencepiece
-import torch
 
 from app.errors import InvalidOption
 from app.text import Tokenizer
@@ -16,7 +16,7 @@ from model.data.vocabulary import EOS_ID
 from model.distillation.initialisation import student_of
 from model.distillation.objective import Candidates
 from model.saved_model import SavedModel
-from model.training.config import RunConfig
+from model.training.config import RunConfig, VocabularySection
 from model.training.data import trained_vocabulary
 from model.training.processes import Processes
 from model.transformer import Transformer
@@ -91,6 +91,7 @@ def settle_vocabulary(
     path = config.output / TOKENIZER_NAME
     if processes.is_first:
         content = _content(config, given, path, say=say)
+        _check_end(content, path)
         if path.exists() and path.read_bytes() != content:
             raise InvalidOption(
                 f"{path} is another vocabulary than the configuration's; name another output, or remove it"
@@ -98,16 +99,12 @@ def settle_vocabulary(
         partial = path.with_name(f"{TOKENIZER_NAME}.partial")
         partial.write_bytes(content)
         os.replace(partial, path)
+        path.with_suffix(".json").write_text(_described(config), encoding="utf-8")
     processes.wait()
     if given.first is not None:
         return Vocabulary(Tokenizer.open(path, eos_id=given.first.model.config.eos_id), path)
     # A file of somebody else's has its own id for the end.
     eos_id = int(sentencepiece.SentencePieceProcessor(model_file=str(path)).eos_id())
-    if eos_id < 0:
-        raise InvalidOption(
-            f"{path} has no end-of-sentence piece; make a vocabulary with `dragoman data vocabulary`, where "
-            f"it is {EOS_ID}"
-        )
     return Vocabulary(Tokenizer.open(path, eos_id=eos_id), path)
 
 
@@ -124,22 +121,54 @@ def _content(config: RunConfig, given: GivenModels, path: Path, *, say: Callable
                 "model, or leave the key out to train one"
             ) from error
     if path.exists():  # trained when the run began
+        described = path.with_suffix(".json")
+        if not described.exists() or described.read_text(encoding="utf-8") != _described(config):
+            raise InvalidOption(
+                f"{path} was trained for another [vocabulary], seed or sources; name another output, "
+                "or remove it and the checkpoints that were trained with it"
+            )
         return path.read_bytes()
     return trained_vocabulary(config, say=say)
 
 
+def _described(config: RunConfig) -> str:
+    """What a trained vocabulary follows from."""
+    section = config.vocabulary or VocabularySection()
+    sources = [source.model_dump(mode="json", exclude={"weight", "name"}) for source in config.data.source]
+    described = {"vocabulary": section.model_dump(mode="json"), "seed": config.seed, "sources": sources}
+    return json.dumps(described, indent=2, sort_keys=True) + "\n"
+
+
+def _check_end(content: bytes, path: Path) -> None:
+    try:
+        processor = sentencepiece.SentencePieceProcessor(model_proto=content)
+    except RuntimeError as error:
+        raise InvalidOption(
+            f"the vocabulary for {path} is no SentencePiece model; name another file"
+        ) from error
+    if int(processor.eos_id()) < 0:
+        raise InvalidOption(
+            f"the vocabulary for {path} has no end-of-sentence piece; make one with `dragoman data "
+            f"vocabulary`, where it is {EOS_ID}"
+        )
+
+
 def starting_model(config: RunConfig, given: GivenModels, tokenizer: Tokenizer) -> Transformer:
     """The weights before the first step; those that are drawn come from torch's generator."""
-    if given.initial is not None:
-        return given.initial.model.module()
+    dropout = config.training.dropout
     if config.model is not None:
-        return Transformer(config.model.transformer(tokenizer.vocabulary_size, eos_id=tokenizer.eos_id))
-    assert given.teacher is not None
-    return student_of(given.teacher.model.module())
+        sizes = config.model.transformer(tokenizer.vocabulary_size, eos_id=tokenizer.eos_id)
+        return Transformer(sizes if dropout is None else replace(sizes, dropout=dropout))
+    if given.initial is not None:
+        model = given.initial.model.module()
+    else:
+        assert given.teacher is not None
+        model = student_of(given.teacher.model.module())
+    return with_dropout(model, dropout or 0.0)
 
 
-def without_dropout(model: Transformer) -> None:
-    """Switch dropout off for good."""
-    for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
+def with_dropout(model: Transformer, probability: float) -> Transformer:
+    """The same model, its weights kept, with another dropout."""
+    changed = Transformer(replace(model.config, dropout=probability))
+    changed.load_state_dict(model.state_dict())
+    return changed

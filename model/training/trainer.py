@@ -144,13 +144,21 @@ class Trainer:
     def result(self) -> dict[str, Tensor]:
         """The weights of the run: those of its last or best checkpoints, averaged.
 
+        The last are those that were due and the one at the end: where the run was interrupted and went on
+        makes no difference.
+
         Without a judge, as in a run that learns one batch by heart, none is the best, and the last are taken.
         """
         found = checkpoints_of(self._folder / CHECKPOINTS)
         if self._section.average_of == "best" and self._judge is not None:
             best = self._state.best_steps(self._section.average)
-            found = [path for path in found if step_of(path) in best]
-        return averaged_weights(found[-self._section.average :])
+            return averaged_weights([path for path in found if step_of(path) in best])
+        regular = [path for path in found if self._is_regular(step_of(path))]
+        return averaged_weights(regular[-self._section.average :])
+
+    def _is_regular(self, step: int) -> bool:
+        """Whether every run of this configuration has a checkpoint there, interrupted or not."""
+        return step == self._state.step or (step > 0 and step % self._section.checkpoint_every_steps == 0)
 
     def _step(self, sums: defaultdict[str, float], metrics: RunMetrics) -> None:
         """One update and what is due after it; `sums` gathers numbers until they are written."""
@@ -236,7 +244,11 @@ class Trainer:
             numbers = {"dev_loss": scores.loss} | ({} if scores.bleu is None else {"dev_bleu": scores.bleu})
             metrics.write(self._state.step, self._state.time_s, numbers)
             entry = (self._state.step, self._judge.value(scores))
-            self._state = replace(self._state, evaluations=(*self._state.evaluations, entry))
+            self._state = replace(
+                self._state,
+                evaluations=(*self._state.evaluations, entry),
+                judged_by=self._judge.section.stop_by,
+            )
             is_good = self._state.step in self._state.best_steps(self._num_best())
         return self._processes.agreed(is_good)
 
@@ -252,8 +264,8 @@ class Trainer:
             folder = self._folder / CHECKPOINTS
             save_checkpoint(folder, self._model.state_dict(), self._optimization.state(), self._state)
             newest = max(self._section.keep_checkpoints, self._section.average)
-            steps = [step_of(path) for path in checkpoints_of(folder)][-newest:]
-            remove_all_but(folder, [*steps, *self._state.best_steps(self._num_best())])
+            regular = [step for path in checkpoints_of(folder) if self._is_regular(step := step_of(path))]
+            remove_all_but(folder, [*regular[-newest:], *self._state.best_steps(self._num_best())])
         self._processes.wait()
 
     def _resume(self, path: Path) -> None:
@@ -271,6 +283,10 @@ class Trainer:
                 f"{path} is of another model or another choice of what is frozen"
             ) from error
         self._state = checkpoint.state
+        judged_by = self._judge.section.stop_by if self._judge is not None else ""
+        if self._state.judged_by != judged_by:
+            # Losses and BLEU cannot be ranked together: what was judged otherwise says nothing now.
+            self._state = replace(self._state, evaluations=(), judged_by=judged_by)
         self._saved_step = checkpoint.state.step
         self._stream.go_to(checkpoint.state.position)
 

@@ -118,7 +118,7 @@ def test_a_refusal_is_told_in_the_services_words() -> None:
     }
     with pytest.raises(InvalidRequest, match="answered 422 to line 1: en to xx is not available"):
         system_of(lambda body: httpx.Response(422, json=error), concurrency=1).translate(TESTSET)
-    with pytest.raises(Unavailable, match="answered 500 to line 1: boom"):
+    with pytest.raises(Unavailable, match="answered 500 to line 1: Internal Server Error"):
         system_of(lambda body: httpx.Response(500, text="boom"), concurrency=1).translate(TESTSET)
 
 

@@ -138,3 +138,27 @@ def test_a_damaged_checkpoint_is_named(make_trainer: TrainerMaker, tmp_path: Pat
     weights.write_bytes(weights.read_bytes()[:-5])
     with pytest.raises(CheckpointError, match="step-00000012 is no whole checkpoint"):
         make_trainer("run")
+
+
+def test_the_averaged_result_of_an_interrupted_run_is_that_of_one_that_was_not(
+    make_trainer: TrainerMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choices = {"checkpoint_every_steps": 4, "average": 3, "keep_checkpoints": 1}
+    whole = make_trainer("whole", **choices)
+    whole.run()
+
+    for stop_at in (0, 6, 11):
+        part = make_trainer("parts", **choices)
+        monkeypatch.setattr(
+            "model.training.interruption.Interruption.was_asked",
+            property(lambda _, part=part, stop_at=stop_at: part.state.step >= stop_at),
+        )
+        with pytest.raises(KeyboardInterrupt):
+            part.run()
+        monkeypatch.undo()
+    last = make_trainer("parts", **choices)
+    last.run()
+    expected, found = whole.result(), last.result()
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+    steps = [path.name for path in checkpoints_of(tmp_path / "parts" / "checkpoints")]
+    assert steps == ["step-00000004", "step-00000008", "step-00000012"]

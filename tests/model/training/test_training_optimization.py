@@ -74,7 +74,7 @@ def test_updates_are_those_of_adamw_written_by_hand() -> None:
             weight_decay=0.1,
             betas=(0.8, 0.9),
             epsilon=1e-6,
-            learning_rate_scales={"0.*": 0.25, "0.weight": 7.0, "*.bias": 2.0},
+            learning_rate_scales={"0.*": 0.25, "*.bias": 2.0},
         ),
     )
     by_hand = torch.optim.AdamW(
@@ -201,3 +201,9 @@ def test_moments_of_other_parameters_are_refused() -> None:
     optimization.update(1, 1, ALONE)
     with pytest.raises(ValueError, match=r"2 differ, such as 0\.bias"):
         Optimization(network(), section(learning_rate_scales={"0.*": 0.0})).restore(optimization.state())
+
+
+def test_a_pattern_that_others_before_it_leave_nothing_is_refused() -> None:
+    section = TrainingSection(learning_rate_scales={"*": 1.0, "0.*": 0.0})
+    with pytest.raises(InvalidOption, match=r"'0\.\*', and all that it fits is taken"):
+        Optimization(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), section)
