@@ -33,7 +33,7 @@ from app.settings import PREFIX, Settings
 from benchmarks.load_figures import LoadFigures
 from benchmarks.load_offline import Saturated
 from benchmarks.load_processes import JsonChild, Server, ServerSpec, parse_cores
-from benchmarks.load_report import Shipped, ceiling_line, load_table, shipped_line, summary
+from benchmarks.load_report import Shipped, ceiling_line, finite, load_table, shipped_line, summary
 from benchmarks.load_rounds import FULL, QUICK, Load, Plan, Rounds, ServerResult, bodies_of, in_random_order
 from benchmarks.machine import Machine, this_machine
 from benchmarks.testsets import load as load_testset
@@ -114,7 +114,9 @@ def main() -> None:
     if arguments.json:
         command = {key: str(value) for key, value in vars(arguments).items()}
         report = Report(machine, command, plan, ceiling, saturated, results, shipped, elapsed_s)
-        arguments.json.write_text(json.dumps(asdict(report), indent=2) + "\n", encoding="utf-8")
+        arguments.json.write_text(
+            json.dumps(finite(asdict(report)), indent=2, allow_nan=False) + "\n", encoding="utf-8"
+        )
 
 
 def _arguments() -> argparse.Namespace:

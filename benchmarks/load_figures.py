@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -101,15 +102,13 @@ def figures_of(load: str, result: JobResult, cost: Cost, *, window_s: float, num
         window_s: seconds in which requests were sent; what ends later counts for latency, not for rates.
         num_offered: requests that should have been sent in it.
 
-    Raises:
-        ValueError: nothing was translated.
+    Returns:
+        The figures; where nothing was translated, latencies and the cost of a translation are infinite.
     """
     translated = [sample for sample in result.samples if sample.ok]
     errors = Counter(sample.status for sample in result.samples if not sample.ok)
-    if not translated:
-        raise ValueError(f"{load}: of {len(result.samples)} requests none was translated: {dict(errors)}")
     in_time = [sample for sample in translated if sample.done_s <= window_s]
-    latencies_ms = [sample.latency_s * 1e3 for sample in translated]
+    latencies_ms = [sample.latency_s * 1e3 for sample in translated] or [math.inf]
     return LoadFigures(
         load=load,
         offered_per_s=num_offered / window_s,
@@ -119,8 +118,8 @@ def figures_of(load: str, result: JobResult, cost: Cost, *, window_s: float, num
         p95_ms=percentile(latencies_ms, 95),
         p99_ms=percentile(latencies_ms, 99),
         errors=dict(sorted(errors.items())),
-        server_cpu_ms=cost.cpu_s / len(translated) * 1e3,
-        client_cpu_ms=result.cpu_s / len(result.samples) * 1e3,
+        server_cpu_ms=cost.cpu_s / len(translated) * 1e3 if translated else math.inf,
+        client_cpu_ms=result.cpu_s / max(1, len(result.samples)) * 1e3,
         rss_mb=cost.rss_mb,
         num_requests=len(result.samples),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -95,6 +96,15 @@ def ceiling_line(ceiling: LoadFigures) -> str:
         f"the client's ceiling, {ceiling.load}: {ceiling.requests_per_s:.0f} req/s from a server that does "
         f"nothing, {ceiling.client_cpu_ms:.3f} CPU ms a request"
     )
+
+
+def finite(value: object) -> object:
+    """A report for JSON, which has no infinity: null stands for what never happened."""
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _cells(figures: LoadFigures) -> str:

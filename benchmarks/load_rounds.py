@@ -192,6 +192,10 @@ class Rounds:
             server.spec.name: [median_of(closed[server.spec.name, num]) for num in self.plan.clients]
             for server in self.servers
         }
+        for name, loads in closed_loads.items():
+            if capacity_of(loads) == 0:
+                errors = "; ".join(f"{figures.load}: {figures.errors}" for figures in loads)
+                raise RuntimeError(f"{name} translated nothing in time, whatever the load: {errors}")
         poisson = self._poisson(closed_loads)
         offline = Saturated(
             statistics.median(run.requests_per_s for run in saturated),

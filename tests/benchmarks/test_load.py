@@ -18,7 +18,7 @@ from benchmarks.load_client import BROKEN, TIMED_OUT, Job, JobResult, Sample, re
 from benchmarks.load_figures import Cost, LoadFigures, figures_of, median_of, one_client, overload
 from benchmarks.load_offline import Saturated
 from benchmarks.load_processes import JsonChild, Server, ServerSpec, parse_cores
-from benchmarks.load_report import load_table, summary
+from benchmarks.load_report import finite, load_table, summary
 from benchmarks.load_rounds import (
     FULL,
     QUICK,
@@ -233,10 +233,14 @@ def test_rates_count_what_ends_within_the_window_and_latencies_count_all() -> No
     assert figures.num_requests == 23
 
 
-def test_a_load_without_a_translation_is_refused_with_its_errors() -> None:
-    result = JobResult([sample_of(1.0, 0.5, "503")], 1.0, 0.0)
-    with pytest.raises(ValueError, match="'503': 1"):
-        figures_of("8 clients", result, NO_COST, window_s=1.0, num_offered=1)
+def test_a_load_without_a_translation_is_told_by_its_errors_and_takes_for_ever() -> None:
+    result = JobResult([sample_of(1.0, 0.5, "503", num_tokens=0)], 1.0, 0.0)
+    found = figures_of("8 clients", result, NO_COST, window_s=1.0, num_offered=1)
+    assert (found.requests_per_s, found.tokens_per_s, found.errors) == (0, 0, {"503": 1})
+    assert found.p50_ms == found.p99_ms == found.server_cpu_ms == float("inf")
+    told = finite(asdict(found))
+    assert isinstance(told, dict)
+    assert (told["p99_ms"], told["errors"], told["num_requests"]) == (None, {"503": 1}, 1)
 
 
 def figures(
