@@ -9,13 +9,13 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import cast
 
-import structlog
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.api.engine_protocol import TranslationEngine
 from app.errors import DragomanError, RequestCancelled
 from app.observability import NO_PAIR, Metrics, method_label
+from app.observability.trace_context import current_trace
 from app.observability.tracing import RequestTrace, Tracer, TranslationFacts, counts_of, stages_of
 from app.runtime.request import TranslationRequest, TranslationResult
 
@@ -60,12 +60,12 @@ class TraceRequests:
                 MutableHeaders(scope=message)["traceresponse"] = context.header()
             await send(message)
 
-        before = _exchange.set(exchange)
+        exchange_before, trace_before = _exchange.set(exchange), current_trace.set(context)
         try:
-            with structlog.contextvars.bound_contextvars(trace_id=context.trace_id, span_id=context.span_id):
-                await self._app(scope, receive, send_traced)
+            await self._app(scope, receive, send_traced)
         finally:
-            _exchange.reset(before)
+            _exchange.reset(exchange_before)
+            current_trace.reset(trace_before)
             route = scope["path"] if scope["path"] in self._paths else "unmatched"
             status = exchange.status or 500
             self._metrics.pair_answered(exchange.pair, route=route, status=status)

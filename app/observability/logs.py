@@ -10,6 +10,8 @@ from typing import Literal, TextIO
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
+from app.observability.trace_context import current_trace
+
 LogFormat = Literal["console", "json"]
 _QUIET_LOGGERS = ("uvicorn.access",)
 """The server's own access lines print query strings, and a query string may hold a text."""
@@ -29,6 +31,7 @@ def configure_logging(log_format: LogFormat, log_level: str, *, stream: TextIO |
     stream = sys.stderr if stream is None else stream
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
+        _with_trace_ids,
         structlog.stdlib.add_log_level,
         structlog.stdlib.add_logger_name,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
@@ -85,6 +88,13 @@ def frames_of(error: BaseException) -> list[str]:
             for frame, line in places[-_MAX_FRAMES:]
         ]
     return frames
+
+
+def _with_trace_ids(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    """Name the request's trace; cheaper for every request than binding the ids as it comes."""
+    if (context := current_trace.get()) is not None:
+        event["trace_id"], event["span_id"] = context.trace_id, context.span_id
+    return event
 
 
 def _without_exception_values(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:

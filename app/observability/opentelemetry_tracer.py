@@ -6,6 +6,7 @@ the web framework's would carry query strings and error messages, and both may h
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 
 from opentelemetry.context import Context
@@ -30,6 +31,8 @@ _SCOPE = "dragoman"
 _SERVER_ERROR = 500
 _NANOSECONDS = 1_000_000_000
 _HEADERS = ("traceparent", "tracestate")
+_CLOSE_S = 3.0
+"""Seconds granted to the last spans; where nobody listens the SDK would try for longer."""
 
 
 class OpenTelemetryTracer:
@@ -68,8 +71,10 @@ class OpenTelemetryTracer:
         return self._provider.resource.attributes
 
     def close(self) -> None:
-        """Send what is left."""
-        self._provider.shutdown()
+        """Send what is left, for some seconds at most."""
+        closing = threading.Thread(target=self._provider.shutdown, name="dragoman-tracing", daemon=True)
+        closing.start()
+        closing.join(_CLOSE_S)
 
     def record(self, parent: Span, facts: TranslationFacts) -> None:
         """Make the spans of one translation from its timestamps."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import secrets
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.ASCII)
@@ -34,6 +35,10 @@ class TraceContext:
     def child(self) -> TraceContext:
         """A new part of the same trace."""
         return TraceContext(self.trace_id, secrets.token_hex(8), self.sampled)
+
+
+current_trace: ContextVar[TraceContext | None] = ContextVar("dragoman_trace", default=None)
+"""The trace that log lines of this task belong to."""
 
 
 def parse_traceparent(header: str) -> TraceContext | None:

@@ -102,7 +102,9 @@ def test_every_alert_is_shown_to_fire_and_says_what_to_do() -> None:
         for sample in check["exp_samples"]
     }
     assert {match.group(1) for match in fired if match} == {rule["alert"] for rule in RULES}
+    runbook = (ROOT / "docs" / "operations.md").read_text()
     for rule in RULES:
+        assert rule["alert"] in runbook
         assert rule["labels"]["severity"] in ("page", "ticket")
         assert set(rule["annotations"]) == {"summary", "description"}
 
