@@ -14,7 +14,7 @@ step `schedule` seats those whose turn it is and whose group has room, as many a
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from app.runtime.deadlines import Deadlines
@@ -24,6 +24,8 @@ from app.runtime.request import Priority
 from app.runtime.runner import RowGroup
 from app.runtime.slots import RowSlots, SlotMove
 
+_INTERACTIVE, _BULK = 0, 1
+"""Ranks: indices cost a step nothing, members of an enumeration are hashed in Python."""
 BULK_TURN = 8
 """Of so many admissions, and of so many steps, one is for bulk while both priorities want it."""
 
@@ -86,9 +88,10 @@ class Scheduler:
         self._groups = tuple(groups)
         self._max_admission_tokens = max_admission_tokens
         self._max_bulk_rows = [max(1, int(group.max_rows * max_bulk_share)) for group in groups]
-        self._waiting = {priority: [FairQueue() for _ in groups] for priority in Priority}
+        self._waiting = tuple([FairQueue() for _ in groups] for _rank in (_INTERACTIVE, _BULK))
         self._running: list[RowSlots[Entry]] = [RowSlots(group.max_rows) for group in groups]
         self._num_bulk_rows = [0] * len(groups)
+        self._num_bulk_running = 0
         # Interactive entries seated while bulk waited for the group and had room, since bulk last was.
         self._passed_over = [0] * len(groups)
         # There are dozens of groups, most of them empty, and every step asks for the others.
@@ -97,7 +100,7 @@ class Scheduler:
         self._group_of_waiting: dict[Entry, int] = {}
         self._group_of_running: dict[Entry, int] = {}
         self._num_arrivals = 0
-        self._last_group = dict.fromkeys(Priority, -1)
+        self._last_group = [-1, -1]  # by rank
         self._num_interactive_steps = 0
         self._cancelled: deque[Entry] = deque()  # filled from any thread
         self._deadlines = Deadlines()
@@ -135,7 +138,7 @@ class Scheduler:
             ValueError: no row group takes it.
         """
         group = self.group_of(entry)
-        self._waiting[entry.priority][group].add(self._num_arrivals, entry)
+        self._waiting[_rank_of(entry)][group].add(self._num_arrivals, entry)
         self._group_of_waiting[entry] = group
         self._groups_waiting.add(group)
         self._num_arrivals += 1
@@ -154,79 +157,81 @@ class Scheduler:
     def schedule(self) -> list[Admission]:
         """Seat waiting entries within free slots and the token budget."""
         admissions: list[Admission] = []
+        if not self._groups_waiting:
+            return admissions
         num_tokens = 0
-        open_to = {
-            priority: {group for group in self._groups_waiting if self._takes_newcomers(group, priority)}
-            for priority in Priority
-        }
-        while (choice := self._next_newcomer(open_to)) is not None:
-            group, priority, max_tokens = choice
-            num_tokens += self._waiting[priority][group].head.num_source_tokens
+        open_to = tuple(
+            {group for group in self._groups_waiting if self._takes_newcomers(group, rank)}
+            for rank in (_INTERACTIVE, _BULK)
+        )
+        while (choice := self._next_newcomer(*open_to)) is not None:
+            group, rank, max_tokens = choice
+            num_tokens += self._waiting[rank][group].head.num_source_tokens
             if admissions and num_tokens > max_tokens:
                 break
-            admissions.append(self._seat(group, priority))
-            if priority is Priority.INTERACTIVE:
-                for passed_over in open_to[Priority.BULK]:
-                    self._passed_over[passed_over] += 1
-            else:
+            admissions.append(self._seat(group, rank))
+            if rank == _BULK:
                 self._passed_over[group] = 0
-            for of_priority, groups in open_to.items():
-                if not (self._waiting[of_priority][group] and self._room(group, of_priority)):
+            else:
+                for passed_over in open_to[_BULK]:
+                    self._passed_over[passed_over] += 1
+            for of_rank, groups in enumerate(open_to):
+                if group in groups and not (self._waiting[of_rank][group] and self._room(group, of_rank)):
                     groups.discard(group)
         return admissions
 
-    def _next_newcomer(self, open_to: dict[Priority, set[int]]) -> tuple[int, Priority, int] | None:
-        """Where from the next newcomer comes, and the budget that holds for it."""
-        interactive, bulk = open_to[Priority.INTERACTIVE], open_to[Priority.BULK]
+    def _next_newcomer(self, interactive: set[int], bulk: set[int]) -> tuple[int, int, int] | None:
+        """Where from the next newcomer comes: group, rank, and the budget that holds for it."""
         due = [group for group in bulk if self._passed_over[group] >= BULK_TURN - 1]
         if due:
-            return self._longest_waiting(due, Priority.BULK), Priority.BULK, self._max_admission_tokens
+            return self._longest_waiting(due, _BULK), _BULK, self._max_admission_tokens
         if interactive:
-            group = self._longest_waiting(interactive, Priority.INTERACTIVE)
-            return group, Priority.INTERACTIVE, self._max_admission_tokens
+            group = self._longest_waiting(interactive, _INTERACTIVE)
+            return group, _INTERACTIVE, self._max_admission_tokens
         if bulk:
             # Interactive entries that come meanwhile wait for no more than half a full encoder pass.
-            max_tokens = self._max_admission_tokens // 2
-            return self._longest_waiting(bulk, Priority.BULK), Priority.BULK, max_tokens
+            return self._longest_waiting(bulk, _BULK), _BULK, self._max_admission_tokens // 2
         return None
 
-    def _longest_waiting(self, groups: Iterable[int], priority: Priority) -> int:
+    def _longest_waiting(self, groups: Collection[int], rank: int) -> int:
         """The group whose next entry arrived first; its number is fixed, so its group's turn comes."""
-        queues = self._waiting[priority]
+        if len(groups) == 1:
+            return next(iter(groups))
+        queues = self._waiting[rank]
         return min(groups, key=lambda group: queues[group].head_arrival)
 
-    def _seat(self, group: int, priority: Priority) -> Admission:
-        entry = self._waiting[priority][group].pop()
+    def _seat(self, group: int, rank: int) -> Admission:
+        entry = self._waiting[rank][group].pop()
         del self._group_of_waiting[entry]
         self._forget_if_nobody_waits(group)
         slot = self._running[group].take(entry)
         self._group_of_running[entry] = group
         self._groups_running.add(group)
-        self._num_bulk_rows[group] += priority is Priority.BULK
+        self._num_bulk_rows[group] += rank
+        self._num_bulk_running += rank
         return Admission(entry, group, slot)
 
     def _forget_if_nobody_waits(self, group: int) -> None:
-        if not any(queues[group] for queues in self._waiting.values()):
+        if not (self._waiting[_INTERACTIVE][group] or self._waiting[_BULK][group]):
             self._groups_waiting.discard(group)
 
-    def _room(self, group: int, priority: Priority) -> int:
-        """Slots that newcomers of this priority find."""
+    def _room(self, group: int, rank: int) -> int:
+        """Slots that newcomers of this rank find."""
         num_free = self._running[group].num_free
-        if priority is Priority.INTERACTIVE:
+        if rank == _INTERACTIVE:
             return num_free
         return min(num_free, self._max_bulk_rows[group] - self._num_bulk_rows[group])
 
-    def _takes_newcomers(self, group: int, priority: Priority) -> bool:
+    def _takes_newcomers(self, group: int, rank: int) -> bool:
         """Whether somebody waits, and the group has room for all or for enough to be worth a call."""
-        num_waiting, room = len(self._waiting[priority][group]), self._room(group, priority)
-        if not num_waiting or room < 1:
+        num_waiting = len(self._waiting[rank][group])
+        if not num_waiting:
             return False
-        if priority is Priority.BULK and self._waiting[Priority.INTERACTIVE][group]:
+        room = self._room(group, rank)
+        if rank == _BULK and room and self._waiting[_INTERACTIVE][group]:
             # It neither takes the rows that others gather, nor waits for company that may never find room.
-            return self._takes_newcomers(group, Priority.INTERACTIVE)
-        max_rows = (
-            self._groups[group].max_rows if priority is Priority.INTERACTIVE else self._max_bulk_rows[group]
-        )
+            return self._takes_newcomers(group, _INTERACTIVE)
+        max_rows = self._max_bulk_rows[group] if rank == _BULK else self._groups[group].max_rows
         # A group of many beams has few slots: it must not run empty to gather company.
         return room >= min(num_waiting, self._min_newcomers, max(1, max_rows // 4))
 
@@ -234,27 +239,31 @@ class Scheduler:
         """The group whose rows take the next step: round robin over those that have rows."""
         if not self._groups_running:
             return None
+        if not self._num_bulk_running:
+            return self._next_in_turn(self._groups_running, _INTERACTIVE)
         bulk = {
             group for group in self._groups_running if len(self._running[group]) == self._num_bulk_rows[group]
         }
         interactive = self._groups_running - bulk
         if not bulk or (interactive and self._num_interactive_steps < BULK_TURN - 1):
             self._num_interactive_steps += bool(bulk)
-            return self._next_in_turn(interactive, Priority.INTERACTIVE)
+            return self._next_in_turn(interactive, _INTERACTIVE)
         self._num_interactive_steps = 0
-        return self._next_in_turn(bulk, Priority.BULK)
+        return self._next_in_turn(bulk, _BULK)
 
-    def _next_in_turn(self, groups: set[int], priority: Priority) -> int:
-        later = [group for group in groups if group > self._last_group[priority]]
-        self._last_group[priority] = min(later or groups)
-        return self._last_group[priority]
+    def _next_in_turn(self, groups: set[int], rank: int) -> int:
+        later = [group for group in groups if group > self._last_group[rank]]
+        self._last_group[rank] = min(later or groups)
+        return self._last_group[rank]
 
     def leave(self, group: int, entry: Entry) -> Departure:
         """Take a running entry out of its slot."""
         slots = self._running[group]
         move = slots.leave(slots.occupants.index(entry))
         del self._group_of_running[entry]
-        self._num_bulk_rows[group] -= entry.priority is Priority.BULK
+        rank = _rank_of(entry)
+        self._num_bulk_rows[group] -= rank
+        self._num_bulk_running -= rank
         if not len(slots):
             self._groups_running.discard(group)
         return Departure(entry, group, move)
@@ -272,7 +281,7 @@ class Scheduler:
             return Lapses((), ())
         never_ran = [entry for entry in dict.fromkeys(lapsed) if entry in self._group_of_waiting]
         for group in {self._group_of_waiting[entry] for entry in never_ran}:
-            for queues in self._waiting.values():
+            for queues in self._waiting:
                 queues[group].discard(
                     [entry for entry in never_ran if self._group_of_waiting[entry] == group]
                 )
@@ -288,6 +297,7 @@ class Scheduler:
     def clear_group(self, group: int) -> tuple[Entry, ...]:
         """Empty a group's slots (its step failed) and return who ran there."""
         self._groups_running.discard(group)
+        self._num_bulk_running -= self._num_bulk_rows[group]
         self._num_bulk_rows[group] = 0
         entries = self._running[group].clear()
         for entry in entries:
@@ -297,10 +307,14 @@ class Scheduler:
     def clear(self) -> list[Entry]:
         """Empty everything and return every entry that was waiting or running."""
         entries = [*self._group_of_waiting, *self._group_of_running]
-        for queue in (queue for queues in self._waiting.values() for queue in queues):
+        for queue in (queue for queues in self._waiting for queue in queues):
             queue.clear()
         for group in range(len(self._groups)):
             self.clear_group(group)
         self._group_of_waiting.clear()
         self._groups_waiting.clear()
         return entries
+
+
+def _rank_of(entry: Entry) -> int:
+    return _BULK if entry.priority is Priority.BULK else _INTERACTIVE
