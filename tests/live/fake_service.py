@@ -2,10 +2,12 @@
 
     python fake_service.py WORK OPTIONS...
 
-WORK is a number of seconds, or ``drain+SECONDS``: as long after the drain has begun.
+WORK is a number of seconds, or ``drain+SECONDS``: as long after the drain has begun. With BREAK_AFTER_S in
+the environment the engine is found beyond repair after so long.
 """
 
 import asyncio
+import os
 import sys
 from pathlib import Path
 
@@ -56,6 +58,12 @@ class SlowEngine(FakeEngine):
         result = await super().translate(request)
         self.draining = was_draining
         return result
+
+    async def supervise(self, *, max_heartbeat_age_s: float) -> str:
+        if "BREAK_AFTER_S" not in os.environ:
+            return await super().supervise(max_heartbeat_age_s=max_heartbeat_age_s)
+        await asyncio.sleep(float(os.environ["BREAK_AFTER_S"]))
+        return "decoding thread 0 died, as did the one before it"
 
     def begin_drain(self) -> None:
         super().begin_drain()

@@ -63,6 +63,34 @@ def test_work_that_outlasts_the_drain_is_answered_with_an_error_not_dropped(
     assert service.exit_code() == 0
 
 
+def test_an_engine_beyond_repair_ends_the_process_with_a_reason_once_admitted_work_is_done(
+    start: Start, http: httpx.Client
+) -> None:
+    service = start(FAKE, "drain+0.5", "--port", "0", "--drain-s", "20", BREAK_AFTER_S="3")
+    with ThreadPoolExecutor(3) as pool:
+        answers = ask(pool, service.url, 3)
+        assert [answer.result().status_code for answer in answers] == [200] * 3
+    assert service.exit_code() == 1
+    broken = [line for line in service.lines if line["event"] == "broken"]
+    assert [(line["level"], line["reason"]) for line in broken] == [
+        ("critical", "decoding thread 0 died, as did the one before it")
+    ]
+    assert "raceback" not in service.log_text()
+
+
+def test_the_shipped_models_have_started_before_they_are_ready(start: Start, http: httpx.Client) -> None:
+    service = start("-m", "app", "serve", "--port", "0", "--workers", "2")
+    service.wait_until(lambda: http.get(f"{service.url}/readyz").status_code == 200, "readiness")
+    assert http.get(f"{service.url}/startupz").json() == {"status": "ok"}
+    metrics = http.get(f"{service.url}/metrics").text
+    finished = [line for line in metrics.splitlines() if line.startswith("dragoman_segments_finished_total")]
+    # A canary of each model on each worker.
+    assert sum(float(line.split()[-1]) for line in finished) == 4
+    assert len(finished) == 2
+    service.signal()
+    assert service.exit_code() == 0
+
+
 def test_a_second_signal_ends_it_at_once(start: Start, http: httpx.Client) -> None:
     service = slow_service(start, work="60", drain_s=60)
     url = service.url
