@@ -108,16 +108,16 @@ def main() -> None:
             rounds = replace(rounds, progress=lambda text: progress.update(task, advance=1, description=text))
             results, saturated = rounds.measure()
         # Before the servers end: a first answer that turns out to be wrong must not cost the figures.
-        print(f"\n{load_table(results)}\n\n{summary(results, saturated)}")
-        print(f"{shipped_line(shipped)}\n{ceiling_line(ceiling)}")
         elapsed_s = time.monotonic() - started_at_s
-        print(f"{elapsed_s:.0f} s in all")
         if arguments.json:
             command = {key: str(value) for key, value in vars(arguments).items()}
             report = Report(machine, command, plan, ceiling, saturated, results, shipped, elapsed_s)
             arguments.json.write_text(
                 json.dumps(finite(asdict(report)), indent=2, allow_nan=False) + "\n", encoding="utf-8"
             )
+        print(f"\n{load_table(results)}\n\n{summary(results, saturated)}")
+        print(f"{shipped_line(shipped)}\n{ceiling_line(ceiling)}")
+        print(f"{elapsed_s:.0f} s in all")
 
 
 def _arguments() -> argparse.Namespace:

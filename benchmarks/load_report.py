@@ -73,8 +73,8 @@ def summary(results: Sequence[ServerResult], offline: Saturated) -> str:
     for other in others:
         pairs = [pair for pair in zip(ours.loads, other.loads, strict=True) if "client" in pair[0].load]
         ratios = [
-            f"{mine.load} {mine.requests_per_s / theirs.requests_per_s:.2f} and "
-            f"{mine.p99_ms / theirs.p99_ms:.2f}"
+            f"{mine.load} {_ratio(mine.requests_per_s, theirs.requests_per_s)} and "
+            f"{_ratio(mine.p99_ms, theirs.p99_ms)}"
             for mine, theirs in pairs
         ]
         lines.append(f"{ours.name} by {other.name}, req/s and p99: {', '.join(ratios)}")
@@ -105,6 +105,11 @@ def finite(value: object) -> object:
     if isinstance(value, list | tuple):
         return [finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _ratio(ours: float, theirs: float) -> str:
+    """Nothing where a side translated nothing in time."""
+    return f"{ours / theirs:.2f}" if theirs > 0 and math.isfinite(ours) and math.isfinite(theirs) else "-"
 
 
 def _cells(figures: LoadFigures) -> str:

@@ -326,6 +326,9 @@ def test_the_tables_name_every_server_load_and_error() -> None:
     text = summary(results, Saturated(100.0, 3000.0, 64))
     assert "32 clients 1.00 and 1.00" in text
     assert "50% of its peak" in text
+    silent = replace(loads[0], requests_per_s=0.0, p99_ms=float("inf"))
+    results[1] = replace(results[1], loads=[silent, *loads[1:]])
+    assert "1 client - and -, 32 clients 1.00" in summary(results, Saturated(100.0, 3000.0, 64))
 
 
 def test_processes_are_started_pinned_measured_and_stopped() -> None:
