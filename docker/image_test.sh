@@ -19,6 +19,7 @@ image=${IMAGE:-dragoman:cpu}
 port=${IMAGE_PORT:-18000}
 memory=${IMAGE_MEMORY:-1g}
 max_mb=${IMAGE_MAX_MB:-400}
+drain_s=180
 python=${PYTHON:-python3}
 name=dragoman-image-test-$$
 engine=""
@@ -125,6 +126,8 @@ start() {
   local options=(
     --detach --name "$name" --read-only --tmpfs /tmp --cap-drop=all
     --security-opt no-new-privileges --memory "$memory" --pids-limit 256
+    # A busy machine may take longer than the default for the request that is in flight when it stops.
+    --env "DRAGOMAN_DRAIN_S=$drain_s"
   )
   # The long form below, because bash before 4.4 takes an empty array for an unset one.
   local command=()
@@ -211,7 +214,7 @@ print_memory() {
 
 check_drain() {
   local code
-  "$python" "$root/docker/smoke_test.py" "http://127.0.0.1:$port" --stop "$engine stop --time 40 $name"
+  "$python" "$root/docker/smoke_test.py" "http://127.0.0.1:$port" --stop "$engine stop --time $((drain_s + 10)) $name"
   "$engine" logs "$name" > "$scratch/log" 2>&1
   # The service's own word that the signal met a running request, and that nothing was dropped.
   grep '"event": *"draining"' "$scratch/log" | grep -q '"running_requests": *1' ||
