@@ -16,7 +16,7 @@ from app.decoding.guided import GuidedBeamSearch
 from app.decoding.hypothesis import FinishReason
 from app.decoding.options import DecodingOptions
 from app.errors import InvalidOption
-from app.runtime import engine as engine_module
+from app.runtime import dispatch as dispatch_module
 from app.runtime.engine import Engine, EngineOptions
 from app.runtime.request import TextResult, TranslationRequest, TranslationResult, WarningCode
 from app.runtime.served_model import ServedModel, load_served_model
@@ -249,14 +249,14 @@ async def test_only_what_a_segment_is_asked_makes_its_search_a_guided_one(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     guided: list[bool] = []
-    make_search = engine_module.make_search
+    make_search = dispatch_module.make_search
 
     def watched(*args: Any, **kwargs: Any) -> Any:
         search = make_search(*args, **kwargs)
         guided.append(isinstance(search, GuidedBeamSearch))
         return search
 
-    monkeypatch.setattr(engine_module, "make_search", watched)
+    monkeypatch.setattr(dispatch_module, "make_search", watched)
     await translate(engine, TEXTS[0], beam_size=2, num_hypotheses=2, max_target_ratio=2.0)
     await translate(engine, TEXTS[0], TEXTS[1], prefixes=("", "Meu"))
     await translate(engine, TEXTS[0], alignment=True)
