@@ -213,6 +213,12 @@ class Ticket:
         self._num_tokens -= num_tokens
         self._admission.finish(num_tokens, priority=self._priority)
 
+    def drop(self, num_tokens: int) -> None:
+        """A segment needs no work, so it says nothing about how fast work is done."""
+        num_tokens = min(num_tokens, self._num_tokens)
+        self._num_tokens -= num_tokens
+        self._admission.drop(num_tokens, priority=self._priority)
+
     def close(self) -> None:
         """Give back what is left; idempotent."""
         if self._closed:

@@ -13,6 +13,7 @@ from app.decoding.search import make_search
 from app.errors import DragomanError
 from app.runtime.crew import Crew, Seat
 from app.runtime.entry import Entry, Outcome
+from app.runtime.flights import Flights
 from app.runtime.guidance_of_request import TargetPlan
 from app.runtime.preparation import PreparedSegment
 from app.runtime.request import Priority
@@ -49,7 +50,9 @@ async def decode_segments(
     *,
     terms: Terms,
     on_finished: Callable[[int], None] | None = None,
+    on_found: Callable[[int], None] | None = None,
     seat: Seat | None = None,
+    flights: Flights | None = None,
 ) -> list[Outcome]:
     """Queue every segment and wait for all; the first error cancels the rest and is raised.
 
@@ -60,7 +63,9 @@ async def decode_segments(
         plans: what each segment's target is held to.
         terms: what holds for all.
         on_finished: told the tokens, source times beams, of each segment that is done.
+        on_found: told the tokens of each segment that was translated before.
         seat: whose worker decodes; None takes whoever has the least to do.
+        flights: spares what was translated before or is being translated; None decodes everything.
 
     Raises:
         DragomanError: the first segment's that was not translated.
@@ -84,26 +89,56 @@ async def decode_segments(
         if not num_left and not done.done():
             done.set_result(None)
 
-    entries: list[Entry] = []
+    keys = None if flights is None else flights.cache.keys(model.id, terms.options)
+    give_up: list[Callable[[], None]] = []
     try:
         for index, (segment, plan) in enumerate(zip(segments, plans, strict=True)):
-            entries.append(
-                crew.submit(
-                    model.id,
-                    functools.partial(_entry, model, segment, plan, terms),
-                    functools.partial(receive, index),
-                    seat=seat,
-                )
-            )
+            start = functools.partial(_start, crew, model, segment, plan, terms, seat)
+            deliver = functools.partial(receive, index)
+            key = None if keys is None else keys.key(segment.source_ids, plan)
+            if flights is None:
+                give_up.append(start(deliver))
+            elif (kept := flights.cache.find(key, model=model.id)) is not None:
+                outcomes[index] = Outcome(kept, queue_s=0.0, decode_s=0.0)
+                num_left -= 1
+                if on_found is not None:
+                    on_found(len(segment.source_ids) * terms.options.beam_size)
+            else:
+                urgency = _urgency(terms, index)
+                claim = flights.ask(key, model=model.id, start=start, deliver=deliver, urgency=urgency)
+                give_up.append(claim.give_up)
             if index % _ENTRIES_PER_TURN == _ENTRIES_PER_TURN - 1:
                 await asyncio.sleep(0)  # thousands of segments must not hold up everyone else
-        await done
+        if num_left or done.done():  # whatever was found needs no waiting, but a failure is raised
+            await done
     except BaseException:
         done.cancel()
-        for entry in entries:
-            entry.cancel()
+        for leave in give_up:
+            leave()
         raise
     return [outcome for outcome in outcomes if outcome is not None]
+
+
+def _urgency(terms: Terms, index: int) -> tuple[int, int]:
+    """For `Flights.ask`: requests take turns, so a segment waits by its place among those of its request.
+
+    Whoever joins waits at most twice as many turns as alone, plus one.
+    """
+    return int(terms.priority is Priority.INTERACTIVE), -index.bit_length()
+
+
+def _start(
+    crew: Crew,
+    model: ServedModel,
+    segment: PreparedSegment,
+    plan: TargetPlan,
+    terms: Terms,
+    seat: Seat | None,
+    deliver: Callable[[Outcome], None],
+) -> Callable[[], None]:
+    """Queue a segment; returns what cancels it."""
+    make_entry = functools.partial(_entry, model, segment, plan, terms)
+    return crew.submit(model.id, make_entry, deliver, seat=seat).cancel
 
 
 def _entry(

@@ -14,11 +14,13 @@ from app.runtime.admission import Admission, Ticket
 from app.runtime.crew import Crew, Seat
 from app.runtime.dispatch import Terms, decode_segments
 from app.runtime.events import RuntimeObserver, SilentObserver
+from app.runtime.flights import Flights
 from app.runtime.lane import Lane
 from app.runtime.pairs import PairTable
 from app.runtime.request import PairInfo, Timings, TranslationRequest, TranslationResult
 from app.runtime.served_model import ServedModel, load_served_model
 from app.runtime.supervision import supervise
+from app.runtime.translation_cache import CacheObserver, TranslationCache
 from app.runtime.worker import Worker
 from app.text import check_text
 
@@ -48,6 +50,7 @@ class EngineOptions:
         use_shortlist: limit the output to each bundle's lexical shortlist, where it has one.
         max_bulk_share: share of each group's rows and of the waiting tokens that bulk requests may hold.
         request_timeout_s: seconds a request may take that asks for no less; 0 sets no limit.
+        max_cache_bytes: for translations of segments that may come again; 0 decodes every segment anew.
     """
 
     num_workers: int
@@ -57,6 +60,7 @@ class EngineOptions:
     use_shortlist: bool = True
     max_bulk_share: float = 0.75
     request_timeout_s: float = 0.0
+    max_cache_bytes: int = 0
 
 
 class Engine:
@@ -71,6 +75,7 @@ class Engine:
         options: EngineOptions,
         *,
         observer: RuntimeObserver | None = None,
+        cache_observer: CacheObserver | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Prepare workers; nothing runs before `start`.
@@ -79,6 +84,7 @@ class Engine:
             models: when two translate the same pair, the first one serves it.
             options: how to use the machine.
             observer: told of every step, from the worker threads.
+            cache_observer: told of every look-up in the cache, on the loop.
             clock: monotonic seconds.
         """
         observer = observer or SilentObserver()
@@ -86,6 +92,7 @@ class Engine:
         self._pairs = PairTable(pair for model in models for pair in model.pairs)
         self._clock = clock
         self._request_timeout_s = options.request_timeout_s
+        self._flights = Flights(TranslationCache(options.max_cache_bytes, observer=cache_observer))
         self._admission = Admission(
             options.max_waiting_tokens,
             num_seated_tokens=options.num_workers * options.max_rows * _TOKENS_PER_ROW,
@@ -124,6 +131,7 @@ class Engine:
         *,
         variant: Variant = "cpu-int8",
         observer: RuntimeObserver | None = None,
+        cache_observer: CacheObserver | None = None,
     ) -> Engine:
         """Load every bundle; blocking.
 
@@ -139,6 +147,7 @@ class Engine:
             ],
             options,
             observer=observer,
+            cache_observer=cache_observer,
         )
 
     def start(self) -> None:
@@ -286,7 +295,14 @@ class Engine:
                 ticket.correct(sum(text.num_tokens for text in prepared) * num_beams)
                 segments = [segment for text in prepared for segment in text.segments]
                 outcomes = await decode_segments(
-                    self._crew, model, segments, plans, terms=terms, on_finished=ticket.finish
+                    self._crew,
+                    model,
+                    segments,
+                    plans,
+                    terms=terms,
+                    on_finished=ticket.finish,
+                    on_found=ticket.drop,
+                    flights=self._flights,
                 )
             hypotheses = [
                 outcome.result for outcome in outcomes if not isinstance(outcome.result, DragomanError)
@@ -300,15 +316,21 @@ class Engine:
         finally:
             ticket.close()
             self._leave()
+        total_s = self._clock() - started_at_s
+        # A decoding that was joined may have begun before this request came.
         return TranslationResult(
             texts=tuple(texts),
             model=model.id,
             timings=Timings(
-                total_s=self._clock() - started_at_s,
-                queue_s=max((outcome.queue_s for outcome in outcomes), default=0.0),
-                decode_s=max((outcome.decode_s for outcome in outcomes), default=0.0),
+                total_s=total_s,
+                queue_s=min(total_s, max((outcome.queue_s for outcome in outcomes), default=0.0)),
+                decode_s=min(total_s, max((outcome.decode_s for outcome in outcomes), default=0.0)),
             ),
         )
+
+    def clear_cache(self) -> None:
+        """Forget every kept translation, as after a model was loaded anew."""
+        self._flights.cache.clear()
 
     def _timeout_s(self, request: TranslationRequest) -> float | None:
         """What the request allows itself, at most what the service allows every request."""
