@@ -167,6 +167,13 @@ class Settings(BaseSettings):
         le=1,
         description="Share of the rows and of the waiting tokens that requests of priority bulk may hold.",
     )
+    max_cache_bytes: int = Field(
+        default=32 * 1024 * 1024,
+        ge=0,
+        le=1_099_511_627_776,
+        description="Memory for translated segments, which are not decoded again while kept, bytes; equal "
+        "segments at one time are decoded once. About 0.7 kB a sentence. 0 switches both off.",
+    )
     cors_origins: str = Field(
         default="",
         description="Origins whose web pages may call the service, separated by commas; * allows all.",

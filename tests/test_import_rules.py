@@ -32,6 +32,8 @@ LAYERS = {
     "app.runtime": 2,
     "app.observability": 2,
     "app.runtime.admission": 1,
+    "app.runtime.translation_cache": 1,
+    "app.runtime.flights": 1,
     "app.runtime.fair_queue": 1,
     "app.runtime.deadlines": 1,
     "app.runtime.dispatch": 3,

@@ -12,6 +12,7 @@ from app.errors import BundleNotFound, InvalidRequest
 from app.runtime.engine import Engine, EngineOptions
 from app.runtime.events import RuntimeObserver
 from app.runtime.request import PairInfo
+from app.runtime.translation_cache import CacheObserver
 from app.settings import Settings
 
 
@@ -34,6 +35,7 @@ def open_engine(
     *,
     max_waiting_tokens: int,
     observer: RuntimeObserver,
+    cache_observer: CacheObserver | None = None,
     request_timeout_s: float = 0.0,
 ) -> Engine:
     """Load the bundles' graphs; takes seconds for large ones.
@@ -43,6 +45,7 @@ def open_engine(
         settings: how to use the machine.
         max_waiting_tokens: see `EngineOptions`.
         observer: told of every step.
+        cache_observer: told of every look-up in the translation cache.
         request_timeout_s: see `EngineOptions`; the setting of that name is for requests over HTTP alone.
     """
     options = EngineOptions(
@@ -53,8 +56,11 @@ def open_engine(
         use_shortlist=settings.use_shortlist,
         max_bulk_share=settings.max_bulk_share,
         request_timeout_s=request_timeout_s,
+        max_cache_bytes=settings.max_cache_bytes,
     )
-    return Engine.open(bundles, options, variant=settings.variant, observer=observer)
+    return Engine.open(
+        bundles, options, variant=settings.variant, observer=observer, cache_observer=cache_observer
+    )
 
 
 def choose(directory: Path, *, source: str | None, target: str | None) -> Choice:

@@ -176,6 +176,7 @@ def serve(overrides: Mapping[str, object]) -> None:
             settings,
             max_waiting_tokens=settings.max_waiting_tokens,
             observer=metrics,
+            cache_observer=metrics,
             request_timeout_s=settings.request_timeout_s,
         )
         log.info(
