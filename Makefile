@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 SERVE_OPTIONS := $(if $(HOST),--host $(HOST)) $(if $(PORT),--port $(PORT))
 
 .DEFAULT_GOAL := help
-.PHONY: help serve tools check test bench bench-agreement bench-determinism bench-continuous bench-service bench-quality \
+.PHONY: help serve tools check test bench bench-agreement bench-determinism bench-continuous bench-service bench-quality bench-http soak \
 	image-test bundles clean
 
 help: ## Show this list
@@ -57,6 +57,13 @@ bench-continuous: $(VENV)/.dev ## Latency and throughput of sentences that arriv
 
 bench-service: $(VENV)/.dev ## Start-up, memory, latency and throughput of the shipped models over HTTP
 	$(BIN)/python -m benchmarks.service $(if $(TESTSETS),--testsets $(TESTSETS))
+
+bench-http: $(VENV)/.dev ## The service under load over HTTP, beside CTranslate2 servers: STUDENT=file.npz TESTSETS=folder
+	$(PIP) install ctranslate2==4.8.5
+	$(BIN)/python -m benchmarks.load --student $(STUDENT) --testsets $(TESTSETS) $(BENCH_OPTIONS)
+
+soak: $(VENV)/.dev ## Stop a server under load ten times with a thousand requests each: about 15 minutes
+	SOAK_STOPS=10 SOAK_REQUESTS=1000 $(BIN)/python -m pytest tests/live/test_stop_under_load.py
 
 bench-quality: $(VENV)/.dev ## BLEU and chrF of the shipped models over HTTP: TESTSETS=folder
 	$(BIN)/python -m benchmarks.quality --testsets $(TESTSETS)

@@ -44,7 +44,7 @@ class LibreTranslateBody(BaseModel):
     alternatives: int = Field(
         default=0, ge=0, le=MAX_ALTERNATIVES, description="Further translations wanted of each text."
     )
-    api_key: str = Field(default="", description="Ignored.")
+    api_key: str = Field(default="", description="A key of this service; docs/security.md has other ways.")
 
 
 class LibreTranslateAnswer(BaseModel):
