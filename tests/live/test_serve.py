@@ -169,7 +169,11 @@ def test_a_folder_without_bundles_ends_it_with_a_reason(start: Start, tmp_path: 
     assert "Traceback" not in service.log_text()
 
 
-def test_the_shipped_models_lose_nothing_when_stopped_under_load(start: Start, http: httpx.Client) -> None:
+def test_the_shipped_models_lose_nothing_when_stopped_under_load(
+    start: Start, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Kept translations would be answered before anything could be stopped.
+    monkeypatch.setenv("DRAGOMAN_MAX_CACHE_BYTES", "0")
     service = start("-m", "app", "serve", "--port", "0", "--workers", "1")
     url = service.url
     texts = [f"The {number} boats left the harbour before the storm." for number in range(8)]

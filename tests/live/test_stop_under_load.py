@@ -17,8 +17,10 @@ TEXTS = [f"The {number} boats left the harbour before the storm." for number in 
 
 @pytest.mark.parametrize("stop", range(NUM_STOPS))
 def test_a_service_that_is_stopped_under_load_loses_no_request(
-    start: Start, http: httpx.Client, stop: int
+    start: Start, http: httpx.Client, stop: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Kept translations would be answered before anything could be stopped.
+    monkeypatch.setenv("DRAGOMAN_MAX_CACHE_BYTES", "0")
     service = start("-m", "app", "serve", "--port", "0", "--workers", "1")
     url = service.url
     body = {"source": "en", "target": "pt"}
