@@ -38,7 +38,11 @@ class MeasuredServer:
         """Start the process and wait for its first translation."""
         started_at_s = time.monotonic()
         self._process = subprocess.Popen(
-            self._command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=dict(os.environ)
+            self._command,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            # What is measured is translating, not remembering.
+            env={**os.environ, "DRAGOMAN_MAX_CACHE_BYTES": "0"},
         )
         with httpx.Client(base_url=self.url) as client:
             while True:
