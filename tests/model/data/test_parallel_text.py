@@ -117,7 +117,7 @@ def test_a_damaged_file_is_an_error_and_no_shorter_text(
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InvalidOption, match=r"nowhere\.tsv cannot be read after line 0: No such file"):
+    with pytest.raises(InvalidOption, match=r"nowhere\.tsv cannot be read: No such file"):
         read(tmp_path / "nowhere.tsv")
 
 
