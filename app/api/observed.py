@@ -120,6 +120,8 @@ class _ObservedEngine:
         if result is None:
             self._metrics.request_failed(facts.pair, error_code=facts.error_code)
             return
+        if result.timings.decode_s > 0:  # else there was nothing to decode, or the cache had it all
+            self._metrics.first_row(facts.pair, seconds=result.timings.first_row_s)
         for text in result.texts:
             for warning in text.warnings:
                 self._metrics.warned(result.model, warning.code.value)

@@ -152,6 +152,13 @@ class RequestFamilies:
             ("pair", "error"),
             registry=registry,
         )
+        self.first_row = Histogram(
+            "dragoman_first_row_seconds",
+            "Seconds from a request's arrival at the engine to when the first of its segments got a row",
+            ("pair",),
+            buckets=_SECONDS,
+            registry=registry,
+        )
         self.warnings = Counter(
             "dragoman_translation_warnings",
             "Warnings that translations carried: wrapped, cut off, unknown characters and so on",

@@ -155,6 +155,10 @@ class Metrics:
         """
         self._requests.errors.labels(pair, error_code).inc()
 
+    def first_row(self, pair: str, *, seconds: float) -> None:
+        """A request's first segment got its row so long after the request came."""
+        self._requests.first_row.labels(pair).observe(seconds)
+
     def warned(self, model: str, warning: str) -> None:
         """A translation carries a warning of this code."""
         self._requests.warnings.labels(model, warning).inc()

@@ -132,15 +132,20 @@ def open_tracer(*, enabled: bool, version: str) -> Tracer:
 
 
 def stages_of(timings: Timings) -> tuple[Stage, ...]:
-    """The stages of a translation whose segments all waited and decoded together.
+    """The stages of a translation, from the engine's timestamps.
 
-    Of several segments the longest wait and the longest decoding are shown, ending with the answer.
+    Of several segments, ``queue`` is the longest wait, ``encode`` the pass of the first one, and ``decode``
+    lasts until the last one is done; so ``queue`` and ``decode`` may overlap.
     """
-    decode_from_s = max(0.0, timings.total_s - timings.decode_s)
-    return (
-        Stage("queue", max(0.0, decode_from_s - timings.queue_s), decode_from_s),
-        Stage("decode", decode_from_s, timings.total_s),
+    stages = (
+        Stage("prepare", 0.0, timings.prepared_s),
+        Stage("queue", timings.prepared_s, timings.prepared_s + timings.queue_s),
+        Stage("encode", timings.first_row_s, timings.first_encoded_s),
+        Stage("decode", timings.first_encoded_s, timings.decoded_s),
+        Stage("detokenise", timings.decoded_s, timings.total_s),
     )
+    # Nothing was decoded where a text holds no segments, or the cache had them all.
+    return tuple(stage for stage in stages if stage.end_s > stage.start_s)
 
 
 def counts_of(result: TranslationResult) -> Mapping[str, int]:

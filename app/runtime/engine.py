@@ -13,6 +13,7 @@ from app.errors import DeadlineExceeded, DragomanError, ShuttingDown
 from app.runtime.admission import Admission, Ticket
 from app.runtime.crew import Crew, Seat
 from app.runtime.dispatch import Terms, decode_segments
+from app.runtime.entry import Outcome
 from app.runtime.events import RuntimeObserver, SilentObserver
 from app.runtime.flights import Flights
 from app.runtime.lane import Lane
@@ -292,6 +293,7 @@ class Engine:
         try:
             async with asyncio.timeout(None if timeout_s is None else timeout_s + _LATE_S):
                 prepared, plans = await _off_loop(lambda: model.prepare(request), inline=is_short)
+                prepared_s = self._clock() - started_at_s
                 ticket.correct(sum(text.num_tokens for text in prepared) * num_beams)
                 segments = [segment for text in prepared for segment in text.segments]
                 outcomes = await decode_segments(
@@ -304,6 +306,7 @@ class Engine:
                     on_found=ticket.drop,
                     flights=self._flights,
                 )
+            decoded_s = self._clock() - started_at_s
             hypotheses = [
                 outcome.result for outcome in outcomes if not isinstance(outcome.result, DragomanError)
             ]
@@ -316,15 +319,11 @@ class Engine:
         finally:
             ticket.close()
             self._leave()
-        total_s = self._clock() - started_at_s
-        # A decoding that was joined may have begun before this request came.
         return TranslationResult(
             texts=tuple(texts),
             model=model.id,
-            timings=Timings(
-                total_s=total_s,
-                queue_s=min(total_s, max((outcome.queue_s for outcome in outcomes), default=0.0)),
-                decode_s=min(total_s, max((outcome.decode_s for outcome in outcomes), default=0.0)),
+            timings=_timings(
+                outcomes, prepared_s=prepared_s, decoded_s=decoded_s, total_s=self._clock() - started_at_s
             ),
         )
 
@@ -349,6 +348,24 @@ class Engine:
         self._num_requests -= 1
         if not self._num_requests:
             self._idle.set()
+
+
+def _timings(outcomes: Sequence[Outcome], *, prepared_s: float, decoded_s: float, total_s: float) -> Timings:
+    """Where the time went; all segments were queued as soon as they were prepared."""
+    # A decoding that was joined may have begun before this request came; no stage is longer than its time.
+    decoding_s = decoded_s - prepared_s
+    decoded = [outcome for outcome in outcomes if outcome.decode_s > 0]
+    first = min(decoded, key=lambda outcome: outcome.queue_s, default=None)
+    first_row_s = decoded_s if first is None else prepared_s + min(decoding_s, first.queue_s)
+    return Timings(
+        total_s=total_s,
+        queue_s=min(decoding_s, max((outcome.queue_s for outcome in outcomes), default=0.0)),
+        decode_s=min(decoding_s, max((outcome.decode_s for outcome in outcomes), default=0.0)),
+        prepared_s=prepared_s,
+        first_row_s=first_row_s,
+        first_encoded_s=min(decoded_s, first_row_s + (0.0 if first is None else first.encode_s)),
+        decoded_s=decoded_s,
+    )
 
 
 async def _off_loop(work: Callable[[], Result], *, inline: bool) -> Result:

@@ -22,11 +22,13 @@ class Outcome:
         result: the finished hypotheses, best first, at least one; or why there is none.
         queue_s: seconds from submission to the encoder.
         decode_s: seconds from the encoder to the last step.
+        encode_s: seconds of the encoder pass, a part of `decode_s`; 0 where there was none.
     """
 
     result: tuple[Hypothesis, ...] | DragomanError
     queue_s: float
     decode_s: float
+    encode_s: float = 0.0
 
 
 class Entry:
@@ -71,6 +73,7 @@ class Entry:
         self.deadline_s = deadline_s
         self.submitted_at_s = submitted_at_s
         self.admitted_at_s: float | None = None
+        self.encoded_at_s: float | None = None
         self._deliver = deliver
         self._cancelled = False
         self._on_cancel: Callable[[Entry], None] = _nobody_watches
@@ -110,8 +113,14 @@ class Entry:
             return
         self._resolved = True
         admitted_at_s = now_s if self.admitted_at_s is None else self.admitted_at_s
+        encoded_at_s = admitted_at_s if self.encoded_at_s is None else self.encoded_at_s
         self._deliver(
-            Outcome(result, queue_s=admitted_at_s - self.submitted_at_s, decode_s=now_s - admitted_at_s)
+            Outcome(
+                result,
+                queue_s=admitted_at_s - self.submitted_at_s,
+                decode_s=now_s - admitted_at_s,
+                encode_s=encoded_at_s - admitted_at_s,
+            )
         )
 
 

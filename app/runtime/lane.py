@@ -144,6 +144,8 @@ class Lane:
         finally:
             beat(0.0)
         duration_s = self._clock() - started_at_s
+        for admission in admissions:
+            admission.entry.encoded_at_s = started_at_s + duration_s
         self._encoder_s_per_token = duration_s / num_padded_tokens
         self._observer.on_admission(
             AdmissionEvent(

@@ -173,11 +173,20 @@ class Timings:
         total_s: from the call to the answer.
         queue_s: the longest wait of a segment for its slot.
         decode_s: the longest decoding of a segment, encoder included.
+        prepared_s: from the call to when all texts were cut up and tokenised.
+        first_row_s: from the call to when the first segment got its row; as `decoded_s` if none needed one.
+        first_encoded_s: from the call to when that segment's encoder pass had ended.
+        decoded_s: from the call to when the last segment's last step had ended; what is left is putting the
+            texts together.
     """
 
     total_s: float
     queue_s: float
     decode_s: float
+    prepared_s: float = 0.0
+    first_row_s: float = 0.0
+    first_encoded_s: float = 0.0
+    decoded_s: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -121,7 +121,13 @@ async def test_stages_lie_where_the_engines_timestamps_say(
         assert parent_id(stage) == own_id(whole)
         assert None not in (stage.start_time, stage.end_time, whole.start_time)
         offsets[name] = [(moment - whole.start_time) / 1e9 for moment in (stage.start_time, stage.end_time)]
-    assert offsets == {"queue": [0.125, 0.25], "decode": [0.25, 0.5]}
+    assert offsets == {
+        "prepare": [0.0, 0.0625],
+        "queue": [0.0625, 0.1875],
+        "encode": [0.125, 0.25],
+        "decode": [0.25, 0.5],
+        "detokenise": [0.5, 0.75],
+    }
 
 
 async def test_no_text_and_no_message_is_in_any_span(
@@ -134,7 +140,7 @@ async def test_no_text_and_no_message_is_in_any_span(
     assert (await translate(client)).status_code == 500
     await client.get(f"/{SECRET}?q={SECRET}")
     spans = exporter.get_finished_spans()
-    assert len(spans) == 4 + 2 + 2 + 1
+    assert len(spans) == 7 + 2 + 2 + 1
     assert "secret" not in " ".join(span.to_json() for span in spans)
 
 
@@ -162,7 +168,7 @@ async def test_a_request_that_is_not_sampled_still_has_ids(
         assert not context.sampled
         assert exporter.get_finished_spans() == ()
         await translate(client, {"traceparent": f"00-{TRACE}-{SPAN}-01"})
-        assert len(exporter.get_finished_spans()) == 4
+        assert len(exporter.get_finished_spans()) == 7
     tracer.close()
 
 

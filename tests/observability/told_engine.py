@@ -31,7 +31,15 @@ class ToldEngine:
         self.started = True
         self.heartbeat_ages_s = (0.0,)
         self.fault: Exception | None = None
-        self.timings = Timings(total_s=0.5, queue_s=0.125, decode_s=0.25)
+        self.timings = Timings(
+            total_s=0.75,
+            queue_s=0.125,
+            decode_s=0.375,
+            prepared_s=0.0625,
+            first_row_s=0.125,
+            first_encoded_s=0.25,
+            decoded_s=0.5,
+        )
 
     def start(self) -> None:
         """Nothing to start."""
