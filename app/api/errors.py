@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from enum import Enum
 
 from starlette.exceptions import HTTPException
@@ -152,15 +152,24 @@ def error_response(error: DragomanError, dialect: Dialect) -> Response:
     return _response(status, dialect, error.code, message, retryable=error.retryable, headers=headers)
 
 
-def http_exception_response(error: HTTPException, dialect: Dialect) -> Response:
-    """The answer where the router refused: no such path, no such method."""
+def http_exception_response(error: HTTPException, dialect: Dialect, *, methods: Set[str]) -> Response:
+    """The answer where the router refused: no such path, no such method.
+
+    Args:
+        error: as the router raised it. Its Allow header names the methods of the first of a path's routes.
+        dialect: whose shape the answer takes.
+        methods: all methods of the path, none if there is no such path.
+    """
+    headers = dict(error.headers or {})
+    if error.status_code == 405:
+        headers["Allow"] = ", ".join(sorted(methods))
     return _response(
         error.status_code,
         dialect,
         _HTTP_CODES.get(error.status_code, "invalid_request"),
         _HTTP_MESSAGES.get(error.status_code, "the request cannot be answered; see /docs"),
         retryable=False,
-        headers=error.headers or {},
+        headers=headers,
     )
 
 

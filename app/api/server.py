@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections import defaultdict
+from collections.abc import AsyncIterator, Mapping, Set
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from typing import Any
@@ -119,10 +120,11 @@ def create_app(
     )
     for router in routers:
         app.include_router(router)
-    paths = frozenset(
-        route.path for router in routers for route in router.routes if isinstance(route, APIRoute)
-    )
-    _add_error_handlers(app)
+    methods_of: defaultdict[str, set[str]] = defaultdict(set)
+    for route in (route for router in routers for route in router.routes if isinstance(route, APIRoute)):
+        methods_of[route.path] |= route.methods
+    paths = frozenset(methods_of)
+    _add_error_handlers(app, methods_of)
     # The last one added is the outermost.
     app.add_middleware(ReadUrgency)
     app.add_middleware(RateLimits, counters=Counters())
@@ -186,14 +188,15 @@ def _docs_router(app: FastAPI) -> APIRouter:
     return router
 
 
-def _add_error_handlers(app: FastAPI) -> None:
+def _add_error_handlers(app: FastAPI, methods_of: Mapping[str, Set[str]]) -> None:
     @app.exception_handler(DragomanError)
     async def on_purpose(request: Request, error: DragomanError) -> Response:
         return error_response(error, Dialect.of(request.url.path))
 
     @app.exception_handler(HTTPException)
     async def by_router(request: Request, error: HTTPException) -> Response:
-        return http_exception_response(error, Dialect.of(request.url.path))
+        methods = methods_of.get(request.url.path, frozenset())
+        return http_exception_response(error, Dialect.of(request.url.path), methods=methods)
 
     @app.exception_handler(RequestValidationError)
     async def by_schema(request: Request, _error: RequestValidationError) -> Response:

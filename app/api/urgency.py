@@ -17,8 +17,10 @@ from app.runtime.request import Priority, TranslationRequest, TranslationResult
 
 TIMEOUT_HEADER = "X-Request-Timeout"
 PRIORITY_HEADER = "X-Priority"
+MIN_TIMEOUT_S = 0.001
 MAX_TIMEOUT_S = 86_400.0
-_SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?", re.ASCII)
+# As many digits as any language writes for a float of that range; no exponents, which need none.
+_SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,24})?", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -62,10 +64,10 @@ def _read(headers: Headers) -> Urgency:
     timeout_s = None
     if timeout is not None:
         timeout_s = float(timeout) if _SECONDS.fullmatch(timeout) else 0.0
-        if not 0 < timeout_s <= MAX_TIMEOUT_S:
+        if not MIN_TIMEOUT_S <= timeout_s <= MAX_TIMEOUT_S:
             raise InvalidOption(
-                f"{TIMEOUT_HEADER} must be a number of seconds above 0 and up to {MAX_TIMEOUT_S:.0f}, such "
-                "as 30 or 2.5; leave it out for the service's own limit"
+                f"{TIMEOUT_HEADER} must be a number of seconds from {MIN_TIMEOUT_S} to {MAX_TIMEOUT_S:.0f}, "
+                "such as 30 or 2.5; leave it out for the service's own limit"
             )
     if priority is None:
         return Urgency(timeout_s)
@@ -106,7 +108,7 @@ def describe_urgency(schema: dict[str, Any]) -> None:
             "description": "Seconds, from when the request has been read, in which the answer is worth "
             "having; at most the service's own limit. Later it is 504, and nothing of it is translated any "
             "more. What cannot be done in time gets 429 at once.",
-            "schema": {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_TIMEOUT_S},
+            "schema": {"type": "number", "minimum": MIN_TIMEOUT_S, "maximum": MAX_TIMEOUT_S},
         },
         {
             "name": PRIORITY_HEADER,
