@@ -12,10 +12,10 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
 from app.api.body import is_json, media_type_of, read_form, read_json_object, read_multipart, read_query
 from app.api.disconnect import while_connected
@@ -23,6 +23,7 @@ from app.api.engine_protocol import TranslationEngine
 from app.api.errors import MalformedBody, UnsupportedMediaType
 from app.api.languages import LanguageTable, checked_code, language_name
 from app.api.options import ApiOptions
+from app.api.schemas import LanguageCode
 from app.decoding.options import MAX_BEAM_SIZE, DecodingOptions
 from app.errors import InvalidOption, InvalidRequest, RequestTooLarge, UnsupportedPair
 from app.runtime.request import PairInfo, TranslationRequest, TranslationResult
@@ -34,17 +35,37 @@ _MIN_BEAM_SIZE = 4
 """With alternatives at least this many beams are searched: two beams find poor second translations."""
 
 
-class LibreTranslateBody(BaseModel):
-    """What clients send, as JSON, as a form or in the query string."""
+_WRITTEN_ALTERNATIVES = {"type": "string", "enum": ["", *map(str, range(MAX_ALTERNATIVES + 1))]}
+_Format = Literal["text", ""]
+_Alternatives = (
+    Annotated[int, Field(ge=0, le=MAX_ALTERNATIVES)] | Annotated[str, WithJsonSchema(_WRITTEN_ALTERNATIVES)]
+)
+_FORMAT_MEANING = "text; html is refused."
+_ALTERNATIVES_MEANING = "Further translations wanted of each text."
 
-    q: str | list[str] = Field(description="Text, or in JSON an array of texts.")
-    source: str = Field(description="Language code; auto is refused, there is no detection.")
-    target: str = Field(description="Language code.")
-    format: str = Field(default="text", description="text; html is refused.")
-    alternatives: int = Field(
-        default=0, ge=0, le=MAX_ALTERNATIVES, description="Further translations wanted of each text."
+
+class _CommonFields(BaseModel):
+    source: LanguageCode = Field(description="Language code; auto is refused, there is no detection.")
+    target: LanguageCode = Field(description="Language code.")
+    api_key: Any = Field(
+        default="", description="A key of this service, a string; docs/security.md has other ways."
     )
-    api_key: str = Field(default="", description="A key of this service; docs/security.md has other ways.")
+
+
+class LibreTranslateForm(_CommonFields):
+    """What clients send as a form or in the query string; fields this service does not know are ignored."""
+
+    q: str = Field(description="Text; CR and CRLF become LF.")
+    format: _Format = Field(default="text", description=_FORMAT_MEANING)
+    alternatives: _Alternatives = Field(default=0, description=_ALTERNATIVES_MEANING)
+
+
+class LibreTranslateBody(_CommonFields):
+    """What clients send as JSON; fields this service does not know are ignored."""
+
+    q: str | list[str] = Field(description="Text, or an array of texts.")
+    format: _Format | None = Field(default="text", description=_FORMAT_MEANING)
+    alternatives: _Alternatives | None = Field(default=0, description=_ALTERNATIVES_MEANING)
 
 
 class LibreTranslateAnswer(BaseModel):
@@ -101,6 +122,7 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
     503: {"model": LibreTranslateError, "description": "The service is stopping, or a step failed."},
 }
 _SCHEMA = {"$ref": "#/components/schemas/LibreTranslateBody"}
+_FORM_SCHEMA = {"$ref": "#/components/schemas/LibreTranslateForm"}
 _EXAMPLE = {"q": "Good morning.", "source": "en", "target": "pt", "format": "text"}
 
 
@@ -141,8 +163,8 @@ def libretranslate_router(
                 "required": True,
                 "content": {
                     "application/json": {"schema": _SCHEMA, "example": _EXAMPLE},
-                    _FORM: {"schema": _SCHEMA},
-                    _MULTIPART: {"schema": _SCHEMA},
+                    _FORM: {"schema": _FORM_SCHEMA},
+                    _MULTIPART: {"schema": _FORM_SCHEMA},
                 },
             }
         },

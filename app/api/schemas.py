@@ -16,9 +16,22 @@ from app.decoding.options import (
     MAX_TARGET_TOKENS_LIMIT,
 )
 
+_PHRASE_PATTERN = (
+    r"^[^\u0000-\u001f\u007f-\u009f]*[^\s\u0000-\u001f\u007f-\u009f][^\u0000-\u001f\u007f-\u009f]*$"
+)
+
 
 class _Body(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+_Phrase = Annotated[
+    str, Field(max_length=MAX_FORBIDDEN_CHARACTERS, json_schema_extra={"pattern": _PHRASE_PATTERN})
+]
+LanguageCode = Annotated[
+    str, Field(json_schema_extra={"pattern": "^[A-Za-z]{2,8}([-_][A-Za-z0-9]{2,8}){0,4}$"})
+]
+"""As `app.api.languages.checked_code` has it."""
 
 
 class OptionsBody(_Body):
@@ -78,15 +91,13 @@ class OptionsBody(_Body):
         description="Tokens a segment's translation has already become less likely: their logits are "
         "divided by it, or multiplied when negative; 1: off.",
     )
-    forbidden: Annotated[list[Annotated[str, Field(max_length=MAX_FORBIDDEN_CHARACTERS)]], FailFast()] = (
-        Field(
-            default=[],
-            max_length=MAX_FORBIDDEN_PHRASES,
-            description="Phrases that no translation may contain where a word starts, in whatever tokens the "
-            "model spells them; words that begin with one and go on in further tokens are forbidden too. "
-            "Other cases of the letters, and the phrase inside a word or right behind a bracket or quotation "
-            "mark, are not: list them as well.",
-        )
+    forbidden: Annotated[list[_Phrase], FailFast()] = Field(
+        default=[],
+        max_length=MAX_FORBIDDEN_PHRASES,
+        description="Phrases that no translation may contain where a word starts, in whatever tokens the "
+        "model spells them; words that begin with one and go on in further tokens are forbidden too. "
+        "Other cases of the letters, and the phrase inside a word or right behind a bracket or quotation "
+        "mark, are not: list them as well. None may be blank or hold control characters.",
     )
     alignment: bool = Field(
         default=False,
@@ -108,8 +119,12 @@ class TranslateBody(_Body):
     texts: Annotated[list[str], FailFast()] = Field(
         description="Texts of any length, each may hold several paragraphs."
     )
-    source: str = Field(description="BCP-47 code of the source language, in any case; en-GB also finds en.")
-    target: str = Field(description="BCP-47 code of the target language, in any case; pt-BR also finds pt.")
+    source: LanguageCode = Field(
+        description="BCP-47 code of the source language, in any case; en-GB also finds en."
+    )
+    target: LanguageCode = Field(
+        description="BCP-47 code of the target language, in any case; pt-BR also finds pt."
+    )
     options: OptionsBody = Field(default_factory=OptionsBody, description="Decoding options.")
     target_prefixes: Annotated[list[str], FailFast()] = Field(
         default=[],

@@ -26,7 +26,12 @@ from app.api.error_codes import error_codes
 from app.api.errors import Dialect, error_response, http_exception_response
 from app.api.health import health_router
 from app.api.languages import LanguageTable
-from app.api.libretranslate import WARNINGS_HEADER, LibreTranslateBody, libretranslate_router
+from app.api.libretranslate import (
+    WARNINGS_HEADER,
+    LibreTranslateBody,
+    LibreTranslateForm,
+    libretranslate_router,
+)
 from app.api.middleware import RequestContext
 from app.api.native import native_router
 from app.api.observed import TraceRequests, observed
@@ -122,7 +127,7 @@ def create_app(
         app.include_router(router)
     methods_of: defaultdict[str, set[str]] = defaultdict(set)
     for route in (route for router in routers for route in router.routes if isinstance(route, APIRoute)):
-        methods_of[route.path] |= route.methods
+        methods_of[route.path] |= route.methods or set()
     paths = frozenset(methods_of)
     _add_error_handlers(app, methods_of)
     # The last one added is the outermost.
@@ -160,7 +165,7 @@ def _docs_router(app: FastAPI) -> APIRouter:
             )
             components = schema.setdefault("components", {}).setdefault("schemas", {})
             # These bodies are read by our own strict reader, so FastAPI does not know their schemas.
-            for model in (TranslateBody, LibreTranslateBody):
+            for model in (TranslateBody, LibreTranslateBody, LibreTranslateForm):
                 described = model.model_json_schema(ref_template="#/components/schemas/{model}")
                 components.update(described.pop("$defs", {}))
                 components[model.__name__] = described
