@@ -59,7 +59,7 @@ ONLY_IN = {
     "threading": ("app.runtime.worker", "app.observability"),
     "_thread": (),
     "multiprocessing": (),
-    "concurrent": (),
+    "concurrent": ("app.cli.serve",),
     "fastapi": ("app.api",),
     "starlette": ("app.api",),
     "uvicorn": ("app.cli", "app.__main__"),

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from app.api.languages import LanguageTable
 from app.bundle import MANIFEST_NAME, Bundle, discover
 from app.errors import BundleNotFound, InvalidRequest
 from app.runtime.engine import Engine, EngineOptions
@@ -75,6 +74,8 @@ def choose(directory: Path, *, source: str | None, target: str | None) -> Choice
         InvalidRequest: source or target is missing, and there are several pairs.
         UnsupportedPair: no bundle translates the pair.
     """
+    from app.api.languages import LanguageTable  # brings the web framework, which `serve` imports meanwhile
+
     bundles = discover(directory)
     bundle_of = {
         PairInfo(pair.source, pair.target, bundle.manifest.id): bundle

@@ -9,6 +9,7 @@ import pytest
 from app.bundle import Bundle
 from app.cli import serve as serve_module
 from app.cli.listening import AddressUnavailable, Listeners
+from app.cli.web_server import server_config
 from app.settings import Settings
 
 
@@ -34,9 +35,9 @@ def test_sigterm_while_the_bundles_load_ends_the_process(
 def test_idle_connections_outlive_the_pools_of_common_clients() -> None:
     # httpx 5 s, nginx and AWS balancers 60 s, Go's http.Transport 90 s: a server that closes first
     # closes some connections at the very moment a request arrives.
-    config = serve_module.server_config(lambda: None, Settings())
+    config = server_config(lambda: None, Settings())
     assert config.timeout_keep_alive > 90
-    assert serve_module.server_config(lambda: None, Settings(keep_alive_s=620)).timeout_keep_alive == 620
+    assert server_config(lambda: None, Settings(keep_alive_s=620)).timeout_keep_alive == 620
 
 
 def test_an_address_is_bound_at_once_and_given_back() -> None:

@@ -17,7 +17,7 @@ from app.api import ApiOptions, create_app
 from app.api.authentication import AccessOptions, client_network
 from app.api.engine_protocol import TranslationEngine
 from app.api.quotas import Counters, metered
-from app.cli.serve import server_config
+from app.cli.web_server import server_config
 from app.errors import QueueFull
 from app.keys import KeySource, Limits, NewKey, Scope, new_key
 from app.observability import Metrics

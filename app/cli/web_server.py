@@ -1,0 +1,187 @@
+"""The HTTP server of `dragoman serve`, and a shutdown that loses nothing.
+
+Whatever needs the web framework stands here, because `app.cli.serve` imports it only while the bundles load.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any
+
+import structlog
+import uvicorn
+
+from app.api import ApiOptions, create_app
+from app.api.body_limits import Drain
+from app.api.engine_protocol import TranslationEngine
+from app.cli.access import trusted_proxies
+from app.cli.version import installed_version
+from app.settings import Settings
+
+__all__ = ["Drain", "DrainingServer", "api_options", "create_app", "server_config"]
+
+_MAX_HEAD_BYTES = 16 * 1024
+"""Request line and headers together."""
+_ANSWER_S = 5
+"""Seconds that slow readers get to take finished answers once the engine has stopped."""
+_QUIET_S = 0.1
+"""Before connections are closed no request should have come for so long: each is answered, if with 503."""
+_MAX_LINGER_S = 1.0
+"""Longer than this nobody is waited for who might send a request."""
+
+
+class DrainingServer(uvicorn.Server):
+    """A uvicorn server that drains before it closes its port.
+
+    On the first SIGTERM or SIGINT readiness turns red and new work is refused, as are requests whose body
+    has not arrived; admitted work goes on for up to ``drain_s`` seconds. The port stays open while admitted
+    work goes on, and for ``drain_grace_s`` seconds in any case, so that a load balancer that asks at least
+    that often sees the red readiness: without admitted work and without grace the port closes at once.
+    Whoever was connected by then is still answered. Then the process ends with exit code 0. A second signal
+    ends it at once.
+
+    Meanwhile it has the engine supervised. When the engine cannot mend itself it drains likewise, and
+    `is_broken` is true.
+    """
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        engine: TranslationEngine,
+        *,
+        drain: Drain,
+        url: str,
+        drain_s: float,
+        drain_grace_s: float,
+        max_heartbeat_age_s: float,
+    ) -> None:
+        """Serve `config.app`, whose engine is `engine`; `url` is where clients find it."""
+        super().__init__(config)
+        self._engine = engine
+        self._url = url
+        self._drain = drain
+        self._drain_s = drain_s
+        self._drain_grace_s = drain_grace_s
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._max_heartbeat_age_s = max_heartbeat_age_s
+        self._finishing: asyncio.Task[None] | None = None
+        self._supervision: asyncio.Task[str] | None = None
+        self._signalled = False
+        self.is_broken = False
+        self._log: structlog.stdlib.BoundLogger = structlog.get_logger("dragoman.serve")
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve until drained."""
+        self._loop = asyncio.get_running_loop()
+        await super().serve(sockets)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to accept connections, and say where."""
+        await super().startup(sockets)
+        self._supervision = asyncio.create_task(
+            self._engine.supervise(max_heartbeat_age_s=self._max_heartbeat_age_s)
+        )
+        self._supervision.add_done_callback(self._note_end_of_supervision)
+        self._log.info("listening", url=self._url)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close the port without losing anybody who is connected, then the connections."""
+        if not self.force_exit:
+            for connection in self._close_port(sockets or []):
+                await asyncio.get_running_loop().connect_accepted_socket(self._make_protocol, connection)
+            self._drain.note_arrival()
+            await self._drain.until_quiet(_QUIET_S, at_most_s=_MAX_LINGER_S)
+        await super().shutdown(sockets)
+
+    def _close_port(self, listeners: Sequence[socket.socket]) -> list[socket.socket]:
+        """Whoever had connected and was not accepted yet: closing a listening socket would reset them."""
+        accepted = []
+        for listener in listeners:
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    accepted.append(listener.accept()[0])
+        for server in self.servers:
+            server.close()
+        return accepted
+
+    def _make_protocol(self) -> asyncio.Protocol:
+        """As uvicorn makes it for connections that it accepts itself."""
+        return self.config.http_protocol_class(  # type: ignore[call-arg]
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002  # uvicorn's signature
+        """Begin to drain; called in the main thread, between two of its instructions."""
+        if self._signalled or self._loop is None:
+            self.force_exit = self.should_exit = True
+            return
+        self._signalled = True
+        self._loop.call_soon_threadsafe(self._begin_drain)
+
+    def _note_end_of_supervision(self, supervision: asyncio.Task[str]) -> None:
+        if supervision.cancelled():
+            return
+        fault = supervision.exception()
+        self.is_broken = True
+        self._log.critical("broken", reason=supervision.result() if fault is None else type(fault).__name__)
+        self._begin_drain()
+
+    def _begin_drain(self) -> None:
+        if self._finishing is not None:
+            return
+        self._engine.begin_drain()
+        self._drain.begin()
+        self._finishing = asyncio.ensure_future(self._finish())
+
+    async def _finish(self) -> None:
+        self._log.info("draining", running_requests=self._engine.num_running_requests, drain_s=self._drain_s)
+        try:
+            # The engine works on meanwhile: stopped, it would look dead to the liveness probe.
+            await asyncio.sleep(self._drain_grace_s)
+            finished = await self._engine.stop(drain_s=max(0.0, self._drain_s - self._drain_grace_s))
+            self._log.info("drained", finished=finished)
+        finally:
+            if self._supervision is not None:
+                self._supervision.cancel()
+            self.should_exit = True
+
+
+def server_config(app: Callable[..., Any], settings: Settings) -> uvicorn.Config:
+    """The HTTP server's part of the settings."""
+    proxies = trusted_proxies(settings)
+    return uvicorn.Config(
+        app,
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        # A server that closes idle connections before its clients do closes some at the very moment a
+        # request arrives, and that request is lost.
+        timeout_keep_alive=settings.keep_alive_s,
+        timeout_graceful_shutdown=_ANSWER_S,
+        # Named, because the server's other parser, where it is installed, does not limit a request's head.
+        http="h11",
+        h11_max_incomplete_event_size=_MAX_HEAD_BYTES,
+        # By default the server would believe whatever runs on this machine, and an environment variable.
+        proxy_headers=bool(proxies),
+        forwarded_allow_ips=proxies,
+    )
+
+
+def api_options(settings: Settings) -> ApiOptions:
+    """The web layer's part of the settings."""
+    origins = (origin.strip() for origin in settings.cors_origins.split(","))
+    return ApiOptions(
+        max_body_bytes=settings.max_body_bytes,
+        body_timeout_s=settings.body_timeout_s,
+        max_texts=settings.max_texts,
+        max_text_characters=settings.max_text_characters,
+        max_heartbeat_age_s=settings.max_heartbeat_age_s,
+        drain_s=settings.drain_s,
+        cors_origins=tuple(origin for origin in origins if origin),
+        version=installed_version(),
+    )
