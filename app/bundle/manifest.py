@@ -21,7 +21,7 @@ NumPositions = Annotated[int, Field(ge=8, le=1 << 14)]
 
 
 class _Model(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
 
 
 class LanguagePair(_Model):

@@ -11,6 +11,7 @@ from app.errors import BundleNotFound, InvalidRequest
 from app.runtime.engine import Engine, EngineOptions
 from app.runtime.events import RuntimeObserver
 from app.runtime.request import PairInfo
+from app.runtime.served_model import ServedModel
 from app.runtime.translation_cache import CacheObserver
 from app.settings import Settings
 
@@ -29,7 +30,7 @@ class Choice:
 
 
 def open_engine(
-    bundles: Sequence[Bundle],
+    models: Sequence[ServedModel],
     settings: Settings,
     *,
     max_waiting_tokens: int,
@@ -37,10 +38,10 @@ def open_engine(
     cache_observer: CacheObserver | None = None,
     request_timeout_s: float = 0.0,
 ) -> Engine:
-    """Load the bundles' graphs; takes seconds for large ones.
+    """An engine for loaded models.
 
     Args:
-        bundles: what to load.
+        models: what it serves.
         settings: how to use the machine.
         max_waiting_tokens: see `EngineOptions`.
         observer: told of every step.
@@ -57,9 +58,7 @@ def open_engine(
         request_timeout_s=request_timeout_s,
         max_cache_bytes=settings.max_cache_bytes,
     )
-    return Engine.open(
-        bundles, options, variant=settings.variant, observer=observer, cache_observer=cache_observer
-    )
+    return Engine(models, options, observer=observer, cache_observer=cache_observer)
 
 
 def choose(directory: Path, *, source: str | None, target: str | None) -> Choice:
@@ -74,7 +73,7 @@ def choose(directory: Path, *, source: str | None, target: str | None) -> Choice
         InvalidRequest: source or target is missing, and there are several pairs.
         UnsupportedPair: no bundle translates the pair.
     """
-    from app.api.languages import LanguageTable  # brings the web framework, which `serve` imports meanwhile
+    from app.api.languages import LanguageTable  # brings the web framework: only where it is needed
 
     bundles = discover(directory)
     bundle_of = {

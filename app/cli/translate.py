@@ -19,6 +19,7 @@ from app.bundle import MANIFEST_NAME, sha256_of
 from app.cli.file_job import InputFacts, JobIdentity, PartialOutput, inspect_input, inspected_lines
 from app.cli.in_order import Window, in_order
 from app.cli.lines import Line, LineDecoder, lines_of_descriptor
+from app.cli.loading import load_models
 from app.cli.opening import Choice, choose, open_engine
 from app.cli.output_place import OutputPlace
 from app.cli.progress import LineProgress
@@ -142,7 +143,10 @@ def translate(
             output = stack.enter_context(PartialOutput(place, identity, resume=file.resume))
             job = _FileJob(file.source_file, facts, output)
         engine = open_engine(
-            [choice.bundle], settings, max_waiting_tokens=_UNBOUNDED_TOKENS, observer=SilentObserver()
+            load_models([choice.bundle], settings),
+            settings,
+            max_waiting_tokens=_UNBOUNDED_TOKENS,
+            observer=SilentObserver(),
         )
         translator = Translator(engine, choice.pair, decoding)
         window = Window(

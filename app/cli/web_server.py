@@ -1,6 +1,6 @@
 """The HTTP server of `dragoman serve`, and a shutdown that loses nothing.
 
-Whatever needs the web framework stands here, because `app.cli.serve` imports it only while the bundles load.
+`app.cli.serve` imports it while the bundles load.
 """
 
 from __future__ import annotations
@@ -14,15 +14,19 @@ from typing import Any
 
 import structlog
 import uvicorn
+from prometheus_client import CollectorRegistry
 
 from app.api import ApiOptions, create_app
 from app.api.body_limits import Drain
 from app.api.engine_protocol import TranslationEngine
-from app.cli.access import trusted_proxies
+from app.cli.access import access_options, trusted_proxies
+from app.cli.listening import Listeners
+from app.cli.opening import open_engine
 from app.cli.version import installed_version
+from app.observability import Metrics, configure_logging
+from app.observability.tracing import Tracer, open_tracer
+from app.runtime.served_model import ServedModel
 from app.settings import Settings
-
-__all__ = ["Drain", "DrainingServer", "api_options", "create_app", "server_config"]
 
 _MAX_HEAD_BYTES = 16 * 1024
 """Request line and headers together."""
@@ -148,6 +152,58 @@ class DrainingServer(uvicorn.Server):
             if self._supervision is not None:
                 self._supervision.cancel()
             self.should_exit = True
+
+
+def run(settings: Settings, listeners: Listeners, *, models: Callable[[], Sequence[ServedModel]]) -> None:
+    """Answer requests until a signal comes.
+
+    Args:
+        settings: of the service.
+        listeners: the bound sockets, which the caller closes.
+        models: waits for the models, which are still being loaded, and returns them.
+    """
+    configure_logging(settings.log_format, settings.log_level)
+    log: structlog.stdlib.BoundLogger = structlog.get_logger("dragoman.serve")
+    tracer: Tracer | None = None
+    try:
+        access = access_options(settings, [bound.getsockname()[0] for bound in listeners.sockets])
+        metrics = Metrics(CollectorRegistry())
+        metrics.set_limits(max_waiting_tokens=settings.max_waiting_tokens)
+        tracer = open_tracer(enabled=settings.tracing, version=installed_version())
+        engine = open_engine(
+            models(),
+            settings,
+            max_waiting_tokens=settings.max_waiting_tokens,
+            observer=metrics,
+            cache_observer=metrics,
+            request_timeout_s=settings.request_timeout_s,
+        )
+        log.info(
+            "loaded",
+            models=[f"{pair.source}-{pair.target}" for pair in engine.pairs],
+            variant=settings.variant,
+            num_workers=settings.num_workers,
+        )
+        drain = Drain()
+        app = create_app(
+            engine, api_options(settings), metrics=metrics, drain=drain, tracer=tracer, access=access
+        )
+        listeners.listen()
+        server = DrainingServer(
+            server_config(app, settings),
+            engine,
+            drain=drain,
+            url=listeners.url,
+            drain_s=settings.drain_s,
+            drain_grace_s=settings.drain_grace_s,
+            max_heartbeat_age_s=settings.max_heartbeat_age_s,
+        )
+        server.run(listeners.sockets)
+        if server.is_broken:
+            raise SystemExit(1)
+    finally:
+        if tracer is not None:
+            tracer.close()
 
 
 def server_config(app: Callable[..., Any], settings: Settings) -> uvicorn.Config:

@@ -8,6 +8,7 @@ frequent everywhere, and those that a word-alignment model saw opposite each sou
 
 from __future__ import annotations
 
+import itertools
 import struct
 import zlib
 from collections.abc import Sequence
@@ -82,7 +83,10 @@ class Shortlist:
         self._offsets.flags.writeable = False
         self._targets.flags.writeable = False
         # Cutting all views once costs 0.1 kB a token and saves a third of the time per sentence.
-        self._list_of_source: list[Int32Array] = np.split(self._targets, self._offsets[1:-1])
+        # By slices: np.split takes ten times as long, a tenth of a second with 32,000 tokens.
+        self._list_of_source: list[Int32Array] = [
+            self._targets[start:end] for start, end in itertools.pairwise(self._offsets.tolist())
+        ]
 
     def __eq__(self, other: object) -> bool:
         """Whether both hold the same lists."""

@@ -19,10 +19,14 @@ def engine(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFac
     def choose(directory: Path, *, source: str | None, target: str | None) -> Choice:
         return Choice(bundle, engine.pairs[0])
 
-    def open_engine(bundles: Any, *arguments: Any, **named: Any) -> LineEngine:
-        assert bundles == [bundle]
+    def load_models(bundles: Any, settings: Any) -> Any:
+        return bundles
+
+    def open_engine(models: Any, *arguments: Any, **named: Any) -> LineEngine:
+        assert models == [bundle]
         return engine
 
     monkeypatch.setattr(translate_module, "choose", choose)
+    monkeypatch.setattr(translate_module, "load_models", load_models)
     monkeypatch.setattr(translate_module, "open_engine", open_engine)
     return engine

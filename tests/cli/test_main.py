@@ -13,7 +13,6 @@ import typer.main
 
 from app.__main__ import main
 from app.bundle import MANIFEST_NAME, default_directory
-from app.cli import serve as serve_module
 from app.settings import Settings
 
 SHIPPED = default_directory() / "en-pt"
@@ -146,9 +145,8 @@ def test_export_hands_all_its_arguments_on(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_folder_without_bundles_is_an_error_in_one_line_and_the_same_everywhere(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # `serve` would leave its signal handler and its log handlers to the tests after this one.
+    # `serve` would leave its signal handler to the tests after this one.
     monkeypatch.setattr(signal, "signal", lambda number, handler: None)
-    monkeypatch.setattr(serve_module, "configure_logging", lambda *arguments: None)
     commands = (["models", "list"], ["models", "verify"], ["serve", "--port", "0"])
     for folder, message in (
         (tmp_path, "no bundle"),

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from app.__main__ import main
 from app.cli import serve as serve_module
+from app.cli import web_server
 from app.errors import ShuttingDown
 from app.runtime.request import TranslationRequest, TranslationResult
 
@@ -80,5 +81,5 @@ class SlowEngine(FakeEngine):
 
 
 serve_module.discover = lambda directory: ()  # type: ignore[assignment]
-serve_module.open_engine = lambda *arguments, **named: SlowEngine()  # type: ignore[assignment]
+web_server.open_engine = lambda *arguments, **named: SlowEngine()  # type: ignore[assignment]
 main(["serve", *sys.argv[2:]])

@@ -1,0 +1,30 @@
+"""From bundles to models, in a module of its own: `serve` loads while it imports everything else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from app.bundle import Bundle
+from app.runtime.served_model import ServedModel, load_served_model
+from app.settings import Settings
+
+
+def load_models(bundles: Sequence[Bundle], settings: Settings) -> list[ServedModel]:
+    """Load the bundles one after the other; takes seconds for large ones.
+
+    Args:
+        bundles: what to load.
+        settings: which arithmetic, how many rows, whether with shortlists.
+
+    Raises:
+        BundleError: something in a bundle cannot be used.
+    """
+    return [
+        load_served_model(
+            bundle,
+            variant=settings.variant,
+            max_rows=settings.max_rows,
+            use_shortlist=settings.use_shortlist,
+        )
+        for bundle in bundles
+    ]
