@@ -75,7 +75,7 @@ def quiet() -> Iterator[None]:
 
 @api.parametrize()
 @settings(deadline=None, suppress_health_check=list(HealthCheck))
-def test_every_operation_does_what_its_description_says(case: schemathesis.Case) -> None:
+def test_every_operation_does_what_its_description_says(case: schemathesis.Case[Any]) -> None:
     # All of schemathesis' checks, with one exception: HTTP has everybody ignore headers they do not know.
     excluded = [negative_data_rejection] if UNKNOWN_HEADER in case.headers else []
     if case.meta is not None and case.meta.generation.mode is GenerationMode.POSITIVE:
