@@ -34,6 +34,7 @@ class ProcessSample:
     Attributes:
         at_s: seconds since the load began.
         rss_bytes: resident memory.
+        mapped_bytes: the part of it that is files, which the system may drop at any time.
         num_files: open files that are no connections.
         num_connections: TCP connections, the listening socket not counted.
         num_threads: threads.
@@ -41,6 +42,7 @@ class ProcessSample:
 
     at_s: float
     rss_bytes: int
+    mapped_bytes: int
     num_files: int
     num_connections: int
     num_threads: int
@@ -146,9 +148,11 @@ class SoakServer:
         try:
             with self._watched.oneshot():
                 connections = self._watched.net_connections(kind="inet")
+                memory = self._watched.memory_info()
                 return ProcessSample(
                     at_s=time.monotonic() - self._began_at_s,
-                    rss_bytes=self._watched.memory_info().rss,
+                    rss_bytes=memory.rss,
+                    mapped_bytes=memory.shared,
                     num_files=self._watched.num_fds() - len(connections),
                     num_connections=sum(item.status != psutil.CONN_LISTEN for item in connections),
                     num_threads=self._watched.num_threads(),

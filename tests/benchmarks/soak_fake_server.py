@@ -27,7 +27,7 @@ from app.observability import Metrics
 from app.runtime.events import AdmissionEvent
 from app.runtime.request import TranslationRequest, TranslationResult
 
-_LEAK_BYTES = 2_000_000
+_LEAK_BYTES = 500_000
 
 
 class CountedEngine(FakeEngine):

@@ -15,13 +15,15 @@ from benchmarks.soak_requests import LIBRETRANSLATE, NATIVE, SoakRequest, soak_r
 from benchmarks.soak_server import Counts, ProcessSample, counts_of
 
 FAKE_SERVER = (sys.executable, str(Path(__file__).with_name("soak_fake_server.py")), "{port}")
-SAMPLE = ProcessSample(at_s=0.0, rss_bytes=100_000_000, num_files=9, num_connections=0, num_threads=5)
+SAMPLE = ProcessSample(
+    at_s=0.0, rss_bytes=100_000_000, mapped_bytes=0, num_files=9, num_connections=0, num_threads=5
+)
 REQUEST = SoakRequest(
     "known text", "POST", NATIVE, (), b"", frozenset({200}), "en-pt", ("Hello.",), num_segments=1
 )
 
 
-OPTIONS = SoakOptions(250, num_clients=8, sample_every_s=0.005, command=FAKE_SERVER)
+OPTIONS = SoakOptions(200, num_clients=8, sample_every_s=0.01, command=FAKE_SERVER)
 
 
 def failed(report: SoakReport) -> set[str]:
@@ -42,7 +44,7 @@ def test_a_server_that_does_everything_right_is_told_so_and_stopped():
     report = soak(OPTIONS, on_done=lambda: done.append(1))
     # So short a run is all warm-up: its memory says nothing.
     assert failed(report) <= {"memory grows by less than 2%"}, table(report)
-    assert len(done) == report.num_requests == sum(report.sent.values()) == 250
+    assert len(done) == report.num_requests == sum(report.sent.values()) == 200
     lines = table(report)
     assert all(f"  {check.name}: " in lines for check in report.checks)
 
@@ -142,6 +144,15 @@ def test_growth_is_measured_behind_the_warm_up():
 def test_too_few_looks_at_the_process_fail_rather_than_pass():
     checks = check_process([SAMPLE] * 19, before=SAMPLE, after=SAMPLE)
     assert [check.passed for check in checks] == [False]
+
+
+def test_threads_may_come_and_go_but_not_stay():
+    def passed(numbers: list[int]) -> bool:
+        samples = [replace(SAMPLE, num_threads=number) for number in numbers]
+        return check_process(samples, before=SAMPLE, after=SAMPLE)[2].passed
+
+    assert passed([5, 7, *[5] * 90, *[7, 9] * 4])
+    assert not passed([5, 7, *[5] * 90, *[8] * 11])
 
 
 def test_files_and_connections_left_behind_fail():

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import pytest
 import schemathesis
 import structlog
@@ -56,9 +58,10 @@ class StayingEngine(FakeEngine):
 
 
 engine = StayingEngine()
+app = create_app(engine, ApiOptions(), metrics=Metrics(CollectorRegistry()))
 api = from_asgi(
     "/openapi.json",
-    create_app(engine, ApiOptions(), metrics=Metrics(CollectorRegistry())),
+    app,
     config=SchemathesisConfig.from_dict(
         {"generation": {"deterministic": True, "max-examples": NUM_EXAMPLES, "database": "none"}}
     ),
@@ -141,3 +144,31 @@ def test_what_a_probe_answers_when_it_fails_is_described(monkeypatch: pytest.Mon
     answer = case.call()
     assert answer.status_code == 503
     case.validate_response(answer, excluded_checks=[not_a_server_error])
+
+
+@pytest.mark.parametrize(
+    ("path", "allow"),
+    [("/livez", "GET, HEAD"), ("/languages", "GET"), ("/v1/translate", "POST"), ("/no", None)],
+)
+async def test_a_refused_method_is_told_all_that_the_path_takes(path: str, allow: str | None) -> None:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://service") as client:
+        answer = await client.put(path)
+    assert answer.status_code == (404 if allow is None else 405)
+    assert answer.headers.get("allow") == allow
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_a_deadline_is_a_number_of_its_description(path: str) -> None:
+    (schema,) = (
+        parameter["schema"]
+        for parameter in api.raw_schema["paths"][path]["post"]["parameters"]
+        if parameter["name"] == "X-Request-Timeout"
+    )
+    least, most = schema["minimum"], schema["maximum"]
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://service") as client:
+        for seconds in (least, most, 0.1 + 0.2, math.nextafter(least, 1), math.nextafter(most, 0)):
+            headers = {"X-Request-Timeout": repr(seconds)}
+            assert (await client.post(path, json=BODIES[path], headers=headers)).status_code == 200
+        for seconds in (math.nextafter(least, 0), math.nextafter(most, math.inf), least / 1000):
+            headers = {"X-Request-Timeout": f"{seconds:.20f}"}
+            assert (await client.post(path, json=BODIES[path], headers=headers)).status_code in (400, 422)
