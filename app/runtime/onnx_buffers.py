@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import mmap
+import sys
 from typing import Any
 
 import numpy as np
@@ -37,14 +40,14 @@ class GroupBuffers:
         self._cache_names = [state.name for state in manifest.state if state.kind == "kv"]
         self._state_names = [state.name for state in manifest.state]
         self.arrays: dict[str, Float32Array] = {
-            name: np.zeros((slots, sizes.num_heads, group.source_length, sizes.head_size), dtype=np.float32)
+            name: _untouched_zeros((slots, sizes.num_heads, group.source_length, sizes.head_size))
             for name in self.cross_names
         }
         for state in manifest.state:
             shape = state.shape
             if state.kind == "kv":
                 shape = (shape[0], manifest.limits.max_target_tokens, shape[1])
-            self.arrays[state.name] = np.zeros((rows, *shape), dtype=np.float32)
+            self.arrays[state.name] = _untouched_zeros((rows, *shape))
         self.source_mask = np.zeros((slots, group.source_length), dtype=np.int32)
         self.last_ids = np.zeros((rows, 1), dtype=np.int64)
         self.positions = np.zeros(rows, dtype=np.int32)
@@ -171,6 +174,19 @@ class GroupBuffers:
             self.arrays[name][to_rows, :, :num_written] = self.arrays[name][from_rows, :, :num_written]
         if self.candidates is not None:
             self.candidates.move(from_slot, to_slot)
+
+
+def _untouched_zeros(shape: tuple[int, ...]) -> Float32Array:
+    """Zeros straight from the system, which lends only the pages that are written.
+
+    `np.zeros` would often get memory that was used before, while bundles were loaded, and have to clear all
+    of it, though most rows of most groups are never taken.
+    """
+    num_bytes = math.prod(shape) * np.dtype(np.float32).itemsize
+    if sys.platform == "win32":
+        return np.zeros(shape, dtype=np.float32)
+    pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return np.frombuffer(pages, dtype=np.float32).reshape(shape)
 
 
 def _session(model: OnnxModel, kind: SearchKind) -> onnxruntime.InferenceSession:

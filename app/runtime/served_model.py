@@ -11,6 +11,7 @@ from app.decoding.hypothesis import Hypothesis
 from app.decoding.options import MAX_BEAM_SIZE
 from app.decoding.shortlist import Shortlist
 from app.errors import BundleCorrupt, BundleUnsupported, InvalidOption
+from app.runtime.freed_memory import return_freed_memory
 from app.runtime.guidance_of_request import TargetPlan, plan_targets
 from app.runtime.onnx_model import OnnxModel, load_model
 from app.runtime.onnx_runner import OnnxRunner
@@ -147,6 +148,7 @@ def load_served_model(bundle: Bundle, *, variant: Variant, max_rows: int, use_sh
     if model.candidates is not None and manifest.shortlist is not None:
         shortlist = Shortlist.load(bundle.file(manifest.shortlist))
         _check_shortlist(bundle, shortlist)
+    return_freed_memory()
     return ServedModel(
         id=manifest.id,
         pairs=tuple(PairInfo(pair.source, pair.target, manifest.id) for pair in manifest.pairs),
