@@ -2,14 +2,18 @@ import errno
 import os
 import signal
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from app.bundle import Bundle
 from app.cli import serve as serve_module
+from app.cli import web_server
 from app.cli.listening import AddressUnavailable, Listeners
 from app.cli.web_server import server_config
+from app.errors import BundleCorrupt
 from app.settings import Settings
 
 
@@ -28,6 +32,34 @@ def test_sigterm_while_the_bundles_load_ends_the_process(
         with pytest.raises(SystemExit) as ended:
             serve_module.serve({"log_level": "error", "port": 0})
         assert ended.value.code == 0
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_what_takes_long_to_import_is_imported_after_the_loading_has_begun() -> None:
+    script = (
+        "import sys, app.__main__, app.cli.serve\n"
+        "late = {'fastapi', 'uvicorn', 'structlog', 'prometheus_client', 'app.runtime.engine'}\n"
+        "print(sorted(late & sys.modules.keys()))\n"
+    )
+    root = Path(serve_module.__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=root, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "[]\n"
+
+
+def test_a_bundle_that_the_loading_thread_refuses_ends_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_arguments: object) -> None:
+        raise BundleCorrupt("guided_step.onnx is damaged")
+
+    monkeypatch.setattr(serve_module, "discover", lambda _directory: ())
+    monkeypatch.setattr(serve_module, "load_models", refuse)
+    monkeypatch.setattr(web_server, "configure_logging", lambda *_arguments: None)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(BundleCorrupt, match="is damaged"):
+            serve_module.serve({"port": 0})
     finally:
         signal.signal(signal.SIGTERM, before)
 
