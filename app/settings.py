@@ -125,6 +125,12 @@ class Settings(BaseSettings):
     body_timeout_s: float = Field(
         default=30.0, ge=0.1, le=3600, description="Seconds that a request's body may take to arrive."
     )
+    head_timeout_s: float = Field(
+        default=30.0,
+        ge=0.1,
+        le=3600,
+        description="Seconds that a request's line and headers may take to arrive, from their first byte.",
+    )
     max_texts: int = Field(default=1024, ge=1, le=1_000_000, description="Most texts in one request.")
     max_text_characters: int = Field(
         default=250_000,

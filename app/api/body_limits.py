@@ -11,7 +11,7 @@ import asyncio
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.api.errors import BodyTimeout, BodyTooLarge, Dialect, error_response
+from app.api.errors import BodyTimeout, BodyTooLarge, Dialect, UnsupportedMediaType, error_response
 from app.errors import ShuttingDown
 
 
@@ -72,7 +72,7 @@ class Drain:
 
 
 class BodyLimits:
-    """Refuses bodies that are too large or too slow, and all that are incomplete when a drain begins.
+    """Refuses compressed, too large and too slow bodies, and all that are incomplete when a drain begins.
 
     A size is refused by the Content-Length at once, and a chunked body's while it arrives.
     """
@@ -91,7 +91,17 @@ class BodyLimits:
             return
         if scope["method"] not in ("GET", "HEAD"):
             self._drain.note_arrival()
-        declared = Headers(scope=scope).get("content-length", "")
+        headers = Headers(scope=scope)
+        if scope["method"] not in ("GET", "HEAD") and any(
+            coding.strip().lower() != "identity" for coding in headers.getlist("content-encoding")
+        ):
+            # What a compressed body expands to is known only by expanding it.
+            coded = UnsupportedMediaType(
+                "compressed bodies are not read; send it uncompressed, without Content-Encoding"
+            )
+            await error_response(coded, Dialect.of(scope["path"]))(scope, receive, send)
+            return
+        declared = headers.get("content-length", "")
         if declared.isascii() and declared.isdigit() and int(declared[:20]) > self._max_body_bytes:
             error = BodyTooLarge(
                 f"the body has {declared[:20]} bytes, the limit is {self._max_body_bytes}; "

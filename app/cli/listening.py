@@ -10,6 +10,8 @@ from typing import Any
 from app.errors import DragomanError
 
 _BACKLOG = 2048
+_STALLED_READER_MS = 60_000
+"""Milliseconds in which a client takes nothing of an answer, or acknowledges nothing, and is given up."""
 _NOT_HERE = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT})
 
 
@@ -95,6 +97,11 @@ class Listeners:
         try:
             # Connections of the process before, still in TIME_WAIT, must not keep this one from starting.
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            # Connections inherit both. The server closes a connection only once all is written, so without
+            # the first, clients that do not read, or are gone without a word, would hold theirs for ever.
+            if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
+                bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _STALLED_READER_MS)
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             if family == socket.AF_INET6:
                 bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             bound.bind((address[0], self._port, *address[2:]))

@@ -21,6 +21,7 @@ from app.api import ApiOptions, create_app
 from app.api.body_limits import Drain
 from app.api.engine_protocol import TranslationEngine
 from app.cli.access import access_options, trusted_proxies
+from app.cli.connections import bounded_connections
 from app.cli.listening import Listeners
 from app.cli.opening import open_engine
 from app.cli.version import installed_version
@@ -222,8 +223,8 @@ def server_config(app: Callable[..., Any], settings: Settings) -> uvicorn.Config
         # request arrives, and that request is lost.
         timeout_keep_alive=settings.keep_alive_s,
         timeout_graceful_shutdown=_ANSWER_S,
-        # Named, because the server's other parser, where it is installed, does not limit a request's head.
-        http="h11",
+        # On h11, because the server's other parser, where it is installed, does not limit a request's head.
+        http=bounded_connections(head_timeout_s=settings.head_timeout_s),
         h11_max_incomplete_event_size=_MAX_HEAD_BYTES,
         # By default the server would believe whatever runs on this machine, and an environment variable.
         proxy_headers=bool(proxies),
