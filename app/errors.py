@@ -8,13 +8,15 @@
     ├── Unavailable             right request, wrong moment; may be repeated
     │   ├── QueueFull           admission refused: too many tokens are waiting
     │   ├── ShuttingDown        the service is draining
-    │   └── WorkerFailed        the step that held this entry raised
+    │   ├── WorkerFailed        the step that held this entry raised
+    │   └── ReloadInProgress    the bundles are being loaded anew already
     ├── RequestCancelled        the client left, or the caller cancelled
     ├── DeadlineExceeded        the time allowed for the request passed first
     ├── BundleError             a bundle cannot be used
     │   ├── BundleNotFound      no manifest where one was expected
     │   ├── BundleCorrupt       a file is missing, truncated, altered or leaves the folder
     │   └── BundleUnsupported   format version or content that this version cannot run
+    ├── ReloadFailed            the bundles could not be loaded anew, for no fault of a bundle's
     ├── CheckpointError         a checkpoint to be imported is damaged or of an unknown kind
     ├── TrainingFailed          a training run cannot go on
     ├── VerificationFailed      an export does not reproduce its reference
@@ -105,6 +107,12 @@ class WorkerFailed(Unavailable):
     code = "worker_failed"
 
 
+class ReloadInProgress(Unavailable):
+    """The bundles are being loaded anew already; ask again when that is done."""
+
+    code = "reload_in_progress"
+
+
 class RequestCancelled(DragomanError):
     """The client left or the caller cancelled before the answer was ready."""
 
@@ -142,6 +150,12 @@ class BundleUnsupported(BundleError):
     """The bundle is well-formed but this version cannot run it."""
 
     code = "bundle_unsupported"
+
+
+class ReloadFailed(DragomanError):
+    """The bundles could not be loaded anew, by no fault of a bundle; the models that ran before go on."""
+
+    code = "reload_failed"
 
 
 class CheckpointError(DragomanError):

@@ -27,6 +27,7 @@ from app.api.body import (
 from app.api.errors import AccessDenied, Dialect, error_response
 from app.api.forms import Fields
 from app.api.health import LIVE_PATHS, READY_PATHS, STARTUP_PATH
+from app.api.own_machine import is_from_own_machine
 from app.errors import DragomanError, RequestCancelled
 from app.keys import NO_LIMITS, ApiKey, KeySource, Limits
 from app.keys import Scope as KeyScope
@@ -42,7 +43,9 @@ OPEN_PATHS = frozenset(
     }
 )
 """Paths whose GET and HEAD need no key."""
-_ADMIN_PATHS = frozenset({"/metrics"})
+_LOCAL_PATHS = frozenset({"/v1/reload"})
+"""Paths that change the service: where there are no keys, callers must be on its own machine."""
+_ADMIN_PATHS = frozenset({"/metrics"}) | _LOCAL_PATHS
 _ADMIN_PREFIX = "/admin"
 _KEY_FIELD = "api_key"
 _KEY_HEADERS = (b"x-api-key", b"ocp-apim-subscription-key", b"x-goog-api-key")
@@ -50,6 +53,10 @@ _SCHEMES = frozenset({b"bearer", b"deepl-auth-key"})
 _MESSAGE = (
     "this needs a valid API key that allows it; send it in the header Authorization: Bearer KEY, or ask the "
     "operator for one"
+)
+_LOCAL_MESSAGE = (
+    "while the service has no API keys, this is for programs on its own machine that connect to it directly; "
+    "ask there, send the process SIGHUP, or give the service a key of scope admin"
 )
 
 
@@ -140,6 +147,8 @@ class Authentication:
         if options.keys is None:
             if not options.allow_anonymous:
                 raise _denied()
+            if path in _LOCAL_PATHS and not is_from_own_machine(scope):
+                raise AccessDenied(_LOCAL_MESSAGE)
             return self._anonymous(scope), receive
         presented = _key_in_head(scope, path)
         if presented is None and _may_have_key_in_body(scope):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 from app.errors import InvalidRequest, UnsupportedPair
 from app.runtime.request import PairInfo
@@ -52,6 +53,20 @@ def checked_code(code: str, field: str) -> str:
     return code
 
 
+@dataclass(frozen=True)
+class _Index:
+    """Pairs, their codes, and the codes by their folded spelling."""
+
+    pairs: tuple[PairInfo, ...]
+    codes: tuple[str, ...]
+    code_of: Mapping[str, str]
+
+    @classmethod
+    def of(cls, pairs: tuple[PairInfo, ...]) -> _Index:
+        codes = tuple(sorted({code for pair in pairs for code in (pair.source, pair.target)}))
+        return cls(pairs, codes, {code.casefold(): code for code in codes})
+
+
 class LanguageTable:
     """The loaded pairs and the rule by which a client's code finds one.
 
@@ -61,18 +76,45 @@ class LanguageTable:
     """
 
     def __init__(self, pairs: Iterable[PairInfo]) -> None:
-        """Index the pairs by their codes."""
-        self.pairs = tuple(pairs)
-        codes = [code for pair in self.pairs for code in (pair.source, pair.target)]
-        self.codes: tuple[str, ...] = tuple(sorted(dict.fromkeys(codes)))
-        self._code_of = {code.casefold(): code for code in self.codes}
+        """Index pairs that stay as they are."""
+        fixed = tuple(pairs)
+        self._follow(lambda: fixed)
+
+    @classmethod
+    def following(cls, pairs: Callable[[], tuple[PairInfo, ...]]) -> LanguageTable:
+        """A table of what `pairs` returns when it is asked: the same object while nothing changes."""
+        table = cls(())
+        table._follow(pairs)
+        return table
+
+    def _follow(self, pairs: Callable[[], tuple[PairInfo, ...]]) -> None:
+        self._current_pairs = pairs
+        self._last_index = _Index.of(pairs())
+
+    @property
+    def _index(self) -> _Index:
+        pairs = self._current_pairs()
+        if pairs is not self._last_index.pairs:
+            self._last_index = _Index.of(pairs)
+        return self._last_index
+
+    @property
+    def pairs(self) -> tuple[PairInfo, ...]:
+        """Every loaded pair."""
+        return self._index.pairs
+
+    @property
+    def codes(self) -> tuple[str, ...]:
+        """Every code of the loaded pairs, sorted."""
+        return self._index.codes
 
     def find(self, requested: str) -> str | None:
         """The loaded code a client's code stands for; None if there is none."""
         folded = requested.replace("_", "-").casefold()
         spellings = (folded, _ALIASES.get(folded, folded))
         bases = tuple(spelling.partition("-")[0] for spelling in spellings if "-" in spelling)
-        return next((self._code_of[code] for code in (*spellings, *bases) if code in self._code_of), None)
+        code_of = self._index.code_of
+        return next((code_of[code] for code in (*spellings, *bases) if code in code_of), None)
 
     def pair(self, source: str | None, target: str | None) -> PairInfo | None:
         """The pair of two codes that `find` gave; None if no bundle translates it."""

@@ -37,6 +37,7 @@ from app.api.native import native_router
 from app.api.observed import TraceRequests, observed
 from app.api.options import ApiOptions
 from app.api.quotas import Counters, RateLimits, metered
+from app.api.reload import Reload, reload_router
 from app.api.schemas import TranslateBody
 from app.api.security_headers import SecurityHeaders
 from app.api.urgency import (
@@ -62,6 +63,7 @@ def create_app(
     drain: Drain | None = None,
     tracer: Tracer | None = None,
     access: AccessOptions | None = None,
+    reload: Reload | None = None,
 ) -> FastAPI:
     """Build the application around an opened, not yet started engine.
 
@@ -74,6 +76,7 @@ def create_app(
         drain: tells those that wait for a body when the service begins to stop.
         tracer: what begins the trace of each request; None gives ids to logs and answers, and no spans.
         access: who may use the service, and how much; None lets everybody do everything.
+        reload: loads the bundles anew; None offers no such route.
     """
     engine = metered(urged(engine))
 
@@ -106,7 +109,7 @@ def create_app(
             "auto_configure": False,
         },
     )
-    languages = LanguageTable(engine.pairs)
+    languages = LanguageTable.following(lambda: engine.pairs)
     metrics.watch_engine(
         waiting_tokens=lambda: engine.num_waiting_tokens, running_requests=lambda: engine.num_running_requests
     )
@@ -122,6 +125,7 @@ def create_app(
         libretranslate_router(engine, languages, options),
         health_router(engine, options, metrics),
         _docs_router(app),
+        *([] if reload is None else [reload_router(reload)]),
     )
     for router in routers:
         app.include_router(router)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from app.bundle import MANIFEST_NAME, Bundle, discover
+from app.cli.loading import load_models
 from app.errors import BundleNotFound, InvalidRequest
 from app.runtime.engine import Engine, EngineOptions
 from app.runtime.events import RuntimeObserver
+from app.runtime.reload import Reloader, ReloadOutcome
 from app.runtime.request import PairInfo
 from app.runtime.served_model import ServedModel
 from app.runtime.translation_cache import CacheObserver
@@ -59,6 +62,30 @@ def open_engine(
         max_cache_bytes=settings.max_cache_bytes,
     )
     return Engine(models, options, observer=observer, cache_observer=cache_observer)
+
+
+def open_reloader(
+    engine: Engine,
+    bundles: Iterable[Bundle],
+    settings: Settings,
+    *,
+    observe: Callable[[ReloadOutcome], None],
+) -> Reloader:
+    """What loads the bundles anew, from the same folder and with the same settings as at the start.
+
+    Args:
+        engine: what serves them.
+        bundles: those it serves now.
+        settings: of the service.
+        observe: told how each reload ended.
+    """
+    return Reloader(
+        engine,
+        bundles,
+        read=functools.partial(discover, settings.bundles),
+        load=lambda bundle: load_models([bundle], settings)[0],
+        observe=observe,
+    )
 
 
 def choose(directory: Path, *, source: str | None, target: str | None) -> Choice:

@@ -25,17 +25,20 @@ def serve(overrides: Mapping[str, object]) -> None:
     """
     # As process 1 of a container Python has no default action for SIGTERM; uvicorn's handler comes later.
     signal.signal(signal.SIGTERM, _leave_while_loading)
+    # Later it has the bundles loaded anew; its default action would end the process.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     settings = load_settings(overrides)
     listeners = Listeners(settings.host, settings.port)
     try:
         bundles = discover(settings.bundles)
         # Loading is the runtime's work and importing the interpreter's: each has a core to itself.
         loader = ThreadPoolExecutor(1, thread_name_prefix="dragoman-load")
-        loading = loader.submit(load_models, bundles, settings)
+        loading = [loader.submit(load_models, bundles, settings)]
         loader.shutdown(wait=False)
         from app.cli.web_server import run
 
-        run(settings, listeners, models=loading.result)
+        # Taken out, for what refers to the models would keep them in memory when others take their place.
+        run(settings, listeners, bundles=bundles, models=lambda: loading.pop().result())
     except SystemExit as ended:
         # Uvicorn has logged why it could not start; its own exit codes are not part of our contract.
         raise SystemExit(1 if ended.code else 0) from None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import signal
 import socket
 from collections.abc import Callable, Sequence
 from types import FrameType
@@ -20,11 +21,14 @@ from prometheus_client import CollectorRegistry
 from app.api import ApiOptions, create_app
 from app.api.body_limits import Drain
 from app.api.engine_protocol import TranslationEngine
+from app.api.reload import Reload
+from app.bundle import Bundle
 from app.cli.access import access_options, trusted_proxies
 from app.cli.connections import bounded_connections
 from app.cli.listening import Listeners
-from app.cli.opening import open_engine
+from app.cli.opening import open_engine, open_reloader
 from app.cli.version import installed_version
+from app.errors import DragomanError
 from app.observability import Metrics, configure_logging
 from app.observability.tracing import Tracer, open_tracer
 from app.runtime.served_model import ServedModel
@@ -60,16 +64,19 @@ class DrainingServer(uvicorn.Server):
         engine: TranslationEngine,
         *,
         drain: Drain,
+        reload: Reload,
         url: str,
         drain_s: float,
         drain_grace_s: float,
         max_heartbeat_age_s: float,
     ) -> None:
-        """Serve `config.app`, whose engine is `engine`; `url` is where clients find it."""
+        """Serve `config.app`, whose engine is `engine`, at `url`; SIGHUP has `reload` called."""
         super().__init__(config)
         self._engine = engine
         self._url = url
         self._drain = drain
+        self._reload = reload
+        self._reloads: set[asyncio.Task[None]] = set()
         self._drain_s = drain_s
         self._drain_grace_s = drain_grace_s
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -92,6 +99,7 @@ class DrainingServer(uvicorn.Server):
             self._engine.supervise(max_heartbeat_age_s=self._max_heartbeat_age_s)
         )
         self._supervision.add_done_callback(self._note_end_of_supervision)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._begin_reload)
         self._log.info("listening", url=self._url)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -128,6 +136,15 @@ class DrainingServer(uvicorn.Server):
         self._signalled = True
         self._loop.call_soon_threadsafe(self._begin_drain)
 
+    def _begin_reload(self) -> None:
+        async def reload() -> None:
+            with contextlib.suppress(DragomanError):  # logged and counted where it arose
+                await self._reload()
+
+        task = asyncio.ensure_future(reload())
+        self._reloads.add(task)
+        task.add_done_callback(self._reloads.discard)
+
     def _note_end_of_supervision(self, supervision: asyncio.Task[str]) -> None:
         if supervision.cancelled():
             return
@@ -156,12 +173,19 @@ class DrainingServer(uvicorn.Server):
             self.should_exit = True
 
 
-def run(settings: Settings, listeners: Listeners, *, models: Callable[[], Sequence[ServedModel]]) -> None:
+def run(
+    settings: Settings,
+    listeners: Listeners,
+    *,
+    bundles: Sequence[Bundle],
+    models: Callable[[], Sequence[ServedModel]],
+) -> None:
     """Answer requests until a signal comes.
 
     Args:
         settings: of the service.
         listeners: the bound sockets, which the caller closes.
+        bundles: what the models are made of.
         models: waits for the models, which are still being loaded, and returns them.
     """
     configure_logging(settings.log_format, settings.log_level)
@@ -187,14 +211,22 @@ def run(settings: Settings, listeners: Listeners, *, models: Callable[[], Sequen
             num_workers=settings.num_workers,
         )
         drain = Drain()
+        reloader = open_reloader(engine, bundles, settings, observe=metrics.on_reload)
         app = create_app(
-            engine, api_options(settings), metrics=metrics, drain=drain, tracer=tracer, access=access
+            engine,
+            api_options(settings),
+            metrics=metrics,
+            drain=drain,
+            tracer=tracer,
+            access=access,
+            reload=reloader.reload,
         )
         listeners.listen()
         server = DrainingServer(
             server_config(app, settings),
             engine,
             drain=drain,
+            reload=reloader.reload,
             url=listeners.url,
             drain_s=settings.drain_s,
             drain_grace_s=settings.drain_grace_s,

@@ -225,5 +225,11 @@ class StateFamilies:
         self.cache_entries = Gauge(
             "dragoman_cache_entries", "Segments in the translation cache", registry=registry
         )
+        self.reloads = Counter(
+            "dragoman_reloads",
+            "Times that the bundles were to be loaded anew, by how that ended",
+            ("outcome",),
+            registry=registry,
+        )
         ProcessCollector(registry=registry)
         PlatformCollector(registry=registry)

@@ -120,6 +120,10 @@ class Metrics:
         self._state.cache_bytes.set(num_bytes)
         self._state.cache_entries.set(num_entries)
 
+    def on_reload(self, outcome: str) -> None:
+        """The bundles were to be loaded anew, and that ended: changed, unchanged, failed or refused."""
+        self._state.reloads.labels(outcome).inc()
+
     def request_started(self) -> None:
         """An HTTP request arrived."""
         self._requests.in_flight.inc()

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from app.errors import DragomanError, ShuttingDown, WorkerFailed
 from app.runtime.entry import Entry, Outcome
+from app.runtime.lane import Lane
 from app.runtime.worker import Worker
 
 Deliver = Callable[[Outcome], None]
+MakeLane = Callable[[], Lane]
 
 
 @dataclass(eq=False)
@@ -50,7 +52,7 @@ class Crew:
 
     def __init__(
         self,
-        make_worker: Callable[[str], Worker],
+        make_lanes: Mapping[str, MakeLane],
         num_workers: int,
         *,
         clock: Callable[[], float] = time.monotonic,
@@ -58,13 +60,18 @@ class Crew:
         """Prepare the workers.
 
         Args:
-            make_worker: a fresh worker with lanes of its own, by its thread's name; may take a while.
+            make_lanes: a fresh lane, by the edition's name; may take a while.
             num_workers: seats.
             clock: monotonic seconds.
         """
-        self._make_worker = make_worker
+        self._make_lanes = dict(make_lanes)
         self._clock = clock
-        self._seats = [Seat(make_worker(f"dragoman-decode-{index}")) for index in range(num_workers)]
+        self._seats = [
+            Seat(Worker(f"dragoman-decode-{index}", _made(make_lanes), clock=clock))
+            for index in range(num_workers)
+        ]
+        # Held while lanes are made for workers, so that none misses those that another call opens.
+        self._making = asyncio.Lock()
         self._stopping = False
 
     @property
@@ -94,9 +101,30 @@ class Crew:
             for seat in self._seats
         )
 
+    async def open_lanes(self, make_lanes: Mapping[str, MakeLane]) -> None:
+        """Give every worker more lanes, which are made in a thread: all of them or, if that fails, none."""
+        async with self._making:
+            for_each = await asyncio.to_thread(lambda: [_made(make_lanes) for _ in self._seats])
+            self._make_lanes |= make_lanes
+            for seat, lanes in zip(self._seats, for_each, strict=True):
+                for name, lane in lanes.items():
+                    seat.worker.open_lane(name, lane)
+
+    def close_lane(self, name: str, on_closed: Callable[[], None]) -> None:
+        """Have every worker let a lane go once it has nothing left to do; nothing may be submitted to it.
+
+        Args:
+            name: the edition's.
+            on_closed: called on the loop by each worker that has let it go.
+        """
+        del self._make_lanes[name]
+        post = functools.partial(_post, asyncio.get_running_loop(), on_closed)
+        for seat in self._seats:
+            seat.worker.close_lane(name, post)
+
     def submit(
         self,
-        model: str,
+        lane: str,
         make_entry: Callable[[Deliver], Entry],
         receive: Deliver,
         *,
@@ -105,7 +133,7 @@ class Crew:
         """Hand an entry to a worker.
 
         Args:
-            model: bundle id.
+            lane: the edition's name.
             make_entry: the entry, which is to deliver where it is told.
             receive: called once, on the loop, later than this call; by whoever answers, the worker or the
                 crew in place of one that hangs.
@@ -118,7 +146,7 @@ class Crew:
         seat = seat or self._least_busy()
         errand = _Errand(seat, receive)
         entry = make_entry(functools.partial(_post, asyncio.get_running_loop(), self._deliver, errand))
-        seat.worker.submit(model, entry)
+        seat.worker.submit(lane, entry)
         errand.num_tokens = entry.num_source_tokens
         seat.errands.add(errand)
         seat.num_tokens += errand.num_tokens
@@ -163,15 +191,20 @@ class Crew:
             )
             if seat.replaced:
                 return replaced, f"decoding thread {index} {fault}, as did the one before it"
-            # Its buffers take a while to come by.
-            worker = await asyncio.to_thread(self._make_worker, f"dragoman-decode-{index}-again")
             seat.replaced, seat.seen_at_s = True, None
-            if self._stopping:
-                continue
-            seat.worker = worker
-            worker.start()
-            replaced.append(seat)
+            await self._fill_again(seat, f"dragoman-decode-{index}-again")
+            if not self._stopping:
+                seat.worker.start()
+                replaced.append(seat)
         return replaced, None
+
+    async def _fill_again(self, seat: Seat, name: str) -> None:
+        async with self._making:
+            # Its buffers take a while to come by.
+            lanes = await asyncio.to_thread(_made, dict(self._make_lanes))
+            if not self._stopping:
+                wanted = {lane: lanes[lane] for lane in self._make_lanes}
+                seat.worker = Worker(name, wanted, clock=self._clock)
 
     def _fault(self, seat: Seat, *, max_heartbeat_age_s: float) -> str | None:
         if not seat.worker.alive:
@@ -203,15 +236,14 @@ class Crew:
         return all(finished)
 
 
-def _post(
-    loop: asyncio.AbstractEventLoop,
-    deliver: Callable[[_Errand, Outcome], None],
-    errand: _Errand,
-    outcome: Outcome,
-) -> None:
-    """Carry an outcome from the worker thread to the loop; a closed loop has nobody waiting."""
+def _made(make_lanes: Mapping[str, MakeLane]) -> dict[str, Lane]:
+    return {name: make_lane() for name, make_lane in make_lanes.items()}
+
+
+def _post(loop: asyncio.AbstractEventLoop, call: Callable[..., None], *given: object) -> None:
+    """Carry a call from the worker thread to the loop; a closed loop has nobody waiting."""
     try:
-        loop.call_soon_threadsafe(deliver, errand, outcome)
+        loop.call_soon_threadsafe(call, *given)
     except RuntimeError:
         if not loop.is_closed():
             raise

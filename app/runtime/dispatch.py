@@ -12,6 +12,7 @@ from app.decoding.options import DecodingOptions
 from app.decoding.search import make_search
 from app.errors import DragomanError
 from app.runtime.crew import Crew, Seat
+from app.runtime.editions import Edition
 from app.runtime.entry import Entry, Outcome
 from app.runtime.flights import Flights
 from app.runtime.guidance_of_request import TargetPlan
@@ -44,7 +45,7 @@ class Terms:
 
 async def decode_segments(
     crew: Crew,
-    model: ServedModel,
+    edition: Edition,
     segments: Sequence[PreparedSegment],
     plans: Sequence[TargetPlan],
     *,
@@ -58,7 +59,7 @@ async def decode_segments(
 
     Args:
         crew: who decodes.
-        model: which model.
+        edition: which model, as loaded when; others' translations of the same id are not its own.
         segments: what.
         plans: what each segment's target is held to.
         terms: what holds for all.
@@ -89,23 +90,24 @@ async def decode_segments(
         if not num_left and not done.done():
             done.set_result(None)
 
-    keys = None if flights is None else flights.cache.keys(model.id, terms.options)
+    model = edition.model.id
+    keys = None if flights is None else flights.cache.keys(edition.name, terms.options)
     give_up: list[Callable[[], None]] = []
     try:
         for index, (segment, plan) in enumerate(zip(segments, plans, strict=True)):
-            start = functools.partial(_start, crew, model, segment, plan, terms, seat)
+            start = functools.partial(_start, crew, edition, segment, plan, terms, seat)
             deliver = functools.partial(receive, index)
             key = None if keys is None else keys.key(segment.source_ids, plan)
             if flights is None:
                 give_up.append(start(deliver))
-            elif (kept := flights.cache.find(key, model=model.id)) is not None:
+            elif (kept := flights.cache.find(key, model=model)) is not None:
                 outcomes[index] = Outcome(kept, queue_s=0.0, decode_s=0.0)
                 num_left -= 1
                 if on_found is not None:
                     on_found(len(segment.source_ids) * terms.options.beam_size)
             else:
                 urgency = _urgency(terms, index)
-                claim = flights.ask(key, model=model.id, start=start, deliver=deliver, urgency=urgency)
+                claim = flights.ask(key, model=model, start=start, deliver=deliver, urgency=urgency)
                 give_up.append(claim.give_up)
             if index % _ENTRIES_PER_TURN == _ENTRIES_PER_TURN - 1:
                 await asyncio.sleep(0)  # thousands of segments must not hold up everyone else
@@ -129,7 +131,7 @@ def _urgency(terms: Terms, index: int) -> tuple[int, int]:
 
 def _start(
     crew: Crew,
-    model: ServedModel,
+    edition: Edition,
     segment: PreparedSegment,
     plan: TargetPlan,
     terms: Terms,
@@ -137,17 +139,18 @@ def _start(
     deliver: Callable[[Outcome], None],
 ) -> Callable[[], None]:
     """Queue a segment; returns what cancels it."""
-    make_entry = functools.partial(_entry, model, segment, plan, terms)
-    return crew.submit(model.id, make_entry, deliver, seat=seat).cancel
+    entry = functools.partial(make_entry, edition.model, segment, plan, terms)
+    return crew.submit(edition.name, entry, deliver, seat=seat).cancel
 
 
-def _entry(
+def make_entry(
     model: ServedModel,
     segment: PreparedSegment,
     plan: TargetPlan,
     terms: Terms,
     deliver: Callable[[Outcome], None],
 ) -> Entry:
+    """A segment to be decoded, and whom to tell."""
     search = make_search(
         terms.options,
         eos_id=model.eos_id,

@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from app.bundle import Bundle, Variant
 from app.errors import DeadlineExceeded, DragomanError, ShuttingDown
 from app.runtime.admission import Admission, Ticket
-from app.runtime.crew import Crew, Seat
+from app.runtime.canary import canary_of, prove
+from app.runtime.crew import Crew, MakeLane, Seat
 from app.runtime.dispatch import Terms, decode_segments
-from app.runtime.entry import Outcome
+from app.runtime.editions import Edition, Editions
+from app.runtime.engine_options import EngineOptions, make_lane
 from app.runtime.events import RuntimeObserver, SilentObserver
 from app.runtime.flights import Flights
-from app.runtime.lane import Lane
-from app.runtime.pairs import PairTable
-from app.runtime.request import PairInfo, Timings, TranslationRequest, TranslationResult
+from app.runtime.freed_memory import return_freed_memory
+from app.runtime.request import PairInfo, TranslationRequest, TranslationResult
 from app.runtime.served_model import ServedModel, load_served_model
+from app.runtime.stages import timings_of
 from app.runtime.supervision import supervise
 from app.runtime.translation_cache import CacheObserver, TranslationCache
-from app.runtime.worker import Worker
 from app.text import check_text
+
+__all__ = ["Engine", "EngineOptions"]
 
 Result = TypeVar("Result")
 
@@ -36,32 +39,6 @@ _TOKENS_PER_ROW = 16
 _LATE_S = 0.25
 """A worker answers what is past its deadline at its next step. After so much more the loop does it itself:
 the worker hangs, or the text is not even prepared."""
-_CANARY = "Hello."
-
-
-@dataclass(frozen=True)
-class EngineOptions:
-    """How the engine uses the machine.
-
-    Attributes:
-        num_workers: decoding threads, one per core.
-        max_waiting_tokens: source tokens times beams admitted and not finished, over all requests.
-        max_admission_tokens: padded source tokens encoded between two decoder steps.
-        max_rows: rows per row group of a worker.
-        use_shortlist: limit the output to each bundle's lexical shortlist, where it has one.
-        max_bulk_share: share of each group's rows and of the waiting tokens that bulk requests may hold.
-        request_timeout_s: seconds a request may take that asks for no less; 0 sets no limit.
-        max_cache_bytes: for translations of segments that may come again; 0 decodes every segment anew.
-    """
-
-    num_workers: int
-    max_waiting_tokens: int = 131_072
-    max_admission_tokens: int = 1024
-    max_rows: int = 64
-    use_shortlist: bool = True
-    max_bulk_share: float = 0.75
-    request_timeout_s: float = 0.0
-    max_cache_bytes: int = 0
 
 
 class Engine:
@@ -88,9 +65,9 @@ class Engine:
             cache_observer: told of every look-up in the cache, on the loop.
             clock: monotonic seconds.
         """
-        observer = observer or SilentObserver()
-        self._models = {model.id: model for model in models}
-        self._pairs = PairTable(pair for model in models for pair in model.pairs)
+        self._make_lane = functools.partial(make_lane, options=options, clock=clock)
+        self._observer = observer or SilentObserver()
+        self._editions = Editions(models, on_unused=self._let_go)
         self._clock = clock
         self._request_timeout_s = options.request_timeout_s
         self._flights = Flights(TranslationCache(options.max_cache_bytes, observer=cache_observer))
@@ -100,23 +77,8 @@ class Engine:
             max_bulk_share=options.max_bulk_share,
             clock=clock,
         )
-
-        def make_worker(name: str) -> Worker:
-            lanes = {
-                model.id: Lane(
-                    model.id,
-                    model.make_runner(),
-                    max_admission_tokens=options.max_admission_tokens,
-                    min_newcomers=max(1, options.max_rows // 4),
-                    max_bulk_share=options.max_bulk_share,
-                    observer=observer,
-                    clock=clock,
-                )
-                for model in models
-            }
-            return Worker(name, lanes, clock=clock)
-
-        self._crew = Crew(make_worker, options.num_workers, clock=clock)
+        make_lanes = self._lane_makers(self._editions.served.values())
+        self._crew = Crew(make_lanes, options.num_workers, clock=clock)
         self._num_requests = 0
         self._num_asked = 0
         self._draining = False
@@ -173,19 +135,63 @@ class Engine:
 
     async def _prove(self, seat: Seat) -> None:
         """Have every model translate something on this seat's worker."""
-        for model in self._models.values():
-            pair = model.pairs[0]
-            request = TranslationRequest((_CANARY,), pair.source, pair.target)
-            prepared, plans = model.prepare(request)
-            segments = [segment for text in prepared for segment in text.segments]
-            await decode_segments(
-                self._crew,
-                model,
-                segments,
-                plans,
-                terms=Terms(self._next_number(), request.options, clock=self._clock),
-                seat=seat,
-            )
+        editions = tuple(self._editions.served.values())
+        self._editions.enter(*editions)
+        try:
+            for edition in editions:
+                request = canary_of(edition.model)
+                prepared, plans = edition.model.prepare(request)
+                segments = [segment for text in prepared for segment in text.segments]
+                await decode_segments(
+                    self._crew,
+                    edition,
+                    segments,
+                    plans,
+                    terms=Terms(self._next_number(), request.options, clock=self._clock),
+                    seat=seat,
+                )
+        finally:
+            self._editions.leave(*editions)
+
+    async def exchange(self, loaded: Sequence[ServedModel], *, order: Sequence[str]) -> None:
+        """Serve other models from now on; all of it or, if that fails, none. One call at a time.
+
+        Requests admitted before are translated by the model they began with, whose memory is given back when
+        the last of them is done.
+
+        Args:
+            loaded: new models; each comes in the place of the one of its id, if there is one.
+            order: ids of all that are served from now on, the first of two for a pair serves it. Those that
+                were not loaded stay as they are.
+
+        Raises:
+            BundleError: a new model cannot translate a canary.
+            ShuttingDown: the service is stopping.
+        """
+        fresh = {model.id: self._editions.make(model) for model in loaded}
+
+        def prove_all() -> None:
+            for edition in fresh.values():
+                prove(edition.model, self._make_lane(edition.model, observer=SilentObserver()))
+
+        await asyncio.to_thread(prove_all)
+        await self._crew.open_lanes(self._lane_makers(fresh.values()))
+        if self._draining:
+            raise _stopping()
+        self._editions.exchange([fresh.get(id_) or self._editions.served[id_] for id_ in order])
+
+    def _lane_makers(self, editions: Iterable[Edition]) -> dict[str, MakeLane]:
+        make_lane = functools.partial(self._make_lane, observer=self._observer)
+        return {edition.name: functools.partial(make_lane, edition.model) for edition in editions}
+
+    def _let_go(self, edition: Edition) -> None:
+        loop = asyncio.get_running_loop()
+
+        def trim() -> None:
+            if not self._draining:  # there may be no more threads
+                loop.run_in_executor(None, return_freed_memory)  # takes up to 30 ms
+
+        self._crew.close_lane(edition.name, trim)
 
     def begin_drain(self) -> None:
         """Refuse new requests from now on; those admitted go on."""
@@ -213,7 +219,7 @@ class Engine:
     @property
     def pairs(self) -> tuple[PairInfo, ...]:
         """Every direction served, sorted by code."""
-        return self._pairs.pairs
+        return self._editions.pairs
 
     @property
     def draining(self) -> bool:
@@ -250,7 +256,7 @@ class Engine:
         Raises:
             UnsupportedPair: no model translates this pair; names those that are served.
         """
-        return self._pairs.find(source, target)
+        return self._editions.find_pair(source, target)
 
     async def translate(self, request: TranslationRequest) -> TranslationResult:
         """Translate every text of a request.
@@ -270,8 +276,9 @@ class Engine:
         """
         started_at_s = self._clock()
         if self._draining:
-            raise ShuttingDown("the service is shutting down; send the request to another instance")
-        model = self._models[self.check_pair(request.source, request.target).model]
+            raise _stopping()
+        edition = self._editions.find(request.source, request.target)
+        model = edition.model
         model.check_request(request)
         for index, text in enumerate(request.texts):
             check_text(text, name=f"text {index}")
@@ -289,7 +296,7 @@ class Engine:
             deadline_s=None if timeout_s is None else started_at_s + timeout_s,
             clock=self._clock,
         )
-        self._enter()
+        self._enter(edition)
         try:
             async with asyncio.timeout(None if timeout_s is None else timeout_s + _LATE_S):
                 prepared, plans = await _off_loop(lambda: model.prepare(request), inline=is_short)
@@ -298,7 +305,7 @@ class Engine:
                 segments = [segment for text in prepared for segment in text.segments]
                 outcomes = await decode_segments(
                     self._crew,
-                    model,
+                    edition,
                     segments,
                     plans,
                     terms=terms,
@@ -318,11 +325,11 @@ class Engine:
             ) from None
         finally:
             ticket.close()
-            self._leave()
+            self._leave(edition)
         return TranslationResult(
             texts=tuple(texts),
             model=model.id,
-            timings=_timings(
+            timings=timings_of(
                 outcomes, prepared_s=prepared_s, decoded_s=decoded_s, total_s=self._clock() - started_at_s
             ),
         )
@@ -340,32 +347,20 @@ class Engine:
         self._num_asked += 1
         return self._num_asked
 
-    def _enter(self) -> None:
+    def _enter(self, edition: Edition) -> None:
+        self._editions.enter(edition)
         self._num_requests += 1
         self._idle.clear()
 
-    def _leave(self) -> None:
+    def _leave(self, edition: Edition) -> None:
+        self._editions.leave(edition)
         self._num_requests -= 1
         if not self._num_requests:
             self._idle.set()
 
 
-def _timings(outcomes: Sequence[Outcome], *, prepared_s: float, decoded_s: float, total_s: float) -> Timings:
-    """Where the time went; all segments were queued as soon as they were prepared."""
-    # A decoding that was joined may have begun before this request came; no stage is longer than its time.
-    decoding_s = decoded_s - prepared_s
-    decoded = [outcome for outcome in outcomes if outcome.decode_s > 0]
-    first = min(decoded, key=lambda outcome: outcome.queue_s, default=None)
-    first_row_s = decoded_s if first is None else prepared_s + min(decoding_s, first.queue_s)
-    return Timings(
-        total_s=total_s,
-        queue_s=min(decoding_s, max((outcome.queue_s for outcome in outcomes), default=0.0)),
-        decode_s=min(decoding_s, max((outcome.decode_s for outcome in outcomes), default=0.0)),
-        prepared_s=prepared_s,
-        first_row_s=first_row_s,
-        first_encoded_s=min(decoded_s, first_row_s + (0.0 if first is None else first.encode_s)),
-        decoded_s=decoded_s,
-    )
+def _stopping() -> ShuttingDown:
+    return ShuttingDown("the service is shutting down; send the request to another instance")
 
 
 async def _off_loop(work: Callable[[], Result], *, inline: bool) -> Result:

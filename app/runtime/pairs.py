@@ -16,11 +16,8 @@ class PairTable:
         self._pairs: dict[tuple[str, str], PairInfo] = {}
         for pair in pairs:
             self._pairs.setdefault((pair.source.lower(), pair.target.lower()), pair)
-
-    @property
-    def pairs(self) -> tuple[PairInfo, ...]:
+        self.pairs = tuple(self._pairs[key] for key in sorted(self._pairs))
         """Every direction, sorted by code."""
-        return tuple(self._pairs[key] for key in sorted(self._pairs))
 
     def find(self, source: str, target: str) -> PairInfo:
         """The direction that serves these codes.

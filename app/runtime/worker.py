@@ -18,8 +18,8 @@ _ABORT_S = 5.0
 class Worker:
     """One thread that runs the lanes of every model in turn.
 
-    `submit`, `wake`, `stop` and the properties may be called from any thread; lanes are touched by
-    the worker's own thread alone.
+    `submit`, `open_lane`, `close_lane`, `stop` and the properties may be called from any thread; lanes are
+    touched by the worker's own thread alone.
     """
 
     def __init__(
@@ -33,12 +33,14 @@ class Worker:
 
         Args:
             name: thread name, seen in profilers and logs.
-            lanes: a lane per model id, owned by this worker from now on.
+            lanes: a lane per edition's name, owned by this worker from now on.
             clock: monotonic seconds.
         """
         self._lanes = dict(lanes)
         self._clock = clock
-        self._inbox: deque[tuple[str, Entry]] = deque()
+        self._closing: dict[str, Callable[[], None]] = {}
+        # An entry for a lane, a lane that is new, or whom to tell that a lane was let go.
+        self._inbox: deque[tuple[str, Entry | Lane | Callable[[], None]]] = deque()
         self._wakeup = threading.Condition()
         self._stopping = False
         self._dead = False
@@ -67,8 +69,8 @@ class Worker:
         """Start the thread."""
         self._thread.start()
 
-    def submit(self, model: str, entry: Entry) -> None:
-        """Hand over an entry.
+    def submit(self, lane: str, entry: Entry) -> None:
+        """Hand over an entry for the lane of this name.
 
         Raises:
             ShuttingDown: the worker is stopping.
@@ -79,7 +81,25 @@ class Worker:
                 raise WorkerFailed("the decoding thread has died and has no successor yet; try again")
             if self._stopping:
                 raise ShuttingDown("the service is shutting down; send the request to another instance")
-            self._inbox.append((model, entry))
+            self._inbox.append((lane, entry))
+            self._wakeup.notify()
+
+    def open_lane(self, name: str, lane: Lane) -> None:
+        """Own one more lane; entries for it may follow."""
+        with self._wakeup:
+            self._inbox.append((name, lane))
+            self._wakeup.notify()
+
+    def close_lane(self, name: str, on_closed: Callable[[], None]) -> None:
+        """Let a lane go as soon as it has nothing left to do; no entries for it may follow.
+
+        Args:
+            name: the lane's.
+            on_closed: called from the worker's thread, which then holds nothing of the lane; not if the
+                thread ends first.
+        """
+        with self._wakeup:
+            self._inbox.append((name, on_closed))
             self._wakeup.notify()
 
     def abandon(self) -> None:
@@ -130,7 +150,7 @@ class Worker:
     def _take_in(self) -> bool:
         """Move the inbox into the lanes, sleeping while there is nothing to do; False ends the thread."""
         with self._wakeup:
-            busy = any(lane.has_work for lane in self._lanes.values())
+            busy = bool(self._closing) or any(lane.has_work for lane in self._lanes.values())
             if self._abandoned:
                 return False
             while not busy and not self._inbox:
@@ -141,12 +161,28 @@ class Worker:
             self._idle = False
             self._heartbeat_at_s = self._clock()
         while self._inbox:
-            model, entry = self._inbox.popleft()
-            try:
-                self._lanes[model].add(entry)
-            except (KeyError, ValueError) as error:
-                entry.resolve(WorkerFailed(f"the segment could not be queued: {error}"), now_s=self._clock())
+            name, order = self._inbox.popleft()
+            if isinstance(order, Lane):
+                self._lanes[name] = order
+            elif isinstance(order, Entry):
+                self._queue(name, order)
+            else:
+                self._closing[name] = order
+        if self._closing:
+            self._let_go()
         return True
+
+    def _queue(self, lane: str, entry: Entry) -> None:
+        try:
+            self._lanes[lane].add(entry)
+        except (KeyError, ValueError) as error:
+            entry.resolve(WorkerFailed(f"the segment could not be queued: {error}"), now_s=self._clock())
+
+    def _let_go(self) -> None:
+        for name in list(self._closing):
+            if name not in self._lanes or not self._lanes[name].has_work:
+                self._lanes.pop(name, None)
+                self._closing.pop(name)()
 
     def _beat(self, expected_s: float) -> None:
         """Show life; the next sign may come so much later than usual."""
@@ -167,8 +203,9 @@ class Worker:
             lane.fail_all(error)
         now_s = self._clock()
         while self._inbox:
-            _, entry = self._inbox.popleft()
-            entry.resolve(error, now_s=now_s)
+            _, order = self._inbox.popleft()
+            if isinstance(order, Entry):
+                order.resolve(error, now_s=now_s)
 
 
 def _shut_down() -> ShuttingDown:

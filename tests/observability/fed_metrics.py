@@ -41,6 +41,7 @@ def feed(metrics: Metrics) -> None:
     for result in ("hit", "miss", "joined"):
         metrics.on_cache_lookup(MODEL, result)
     metrics.on_cache_size(num_bytes=4096, num_entries=2)
+    metrics.on_reload("failed")
     metrics.first_row("en-pt", seconds=0.002)
     metrics.warned(MODEL, "segment_wrapped")
     metrics.warned(MODEL, "target_truncated")

@@ -17,6 +17,7 @@ from app.decoding.hypothesis import FinishReason, Hypothesis
 from app.decoding.options import DecodingOptions
 from app.errors import DeadlineExceeded, WorkerFailed
 from app.runtime.dispatch import Terms, decode_segments
+from app.runtime.editions import Edition
 from app.runtime.engine import Engine, EngineOptions, ServedModel
 from app.runtime.entry import Outcome
 from app.runtime.flights import Flights
@@ -283,7 +284,7 @@ class FailingCrew:
     """Fails whatever it is given, at the loop's next turn."""
 
     def submit(
-        self, model: str, make_entry: object, receive: Callable[[Outcome], None], *, seat: object
+        self, lane: str, make_entry: object, receive: Callable[[Outcome], None], *, seat: object
     ) -> FailingCrew:
         failure = Outcome(WorkerFailed("a fault"), queue_s=0.0, decode_s=0.0)
         asyncio.get_running_loop().call_soon(receive, failure)
@@ -299,14 +300,14 @@ async def test_a_failure_is_raised_though_all_that_follows_was_found(model: Mode
     options = DecodingOptions()
     known = PreparedSegment("known", (5, 0))
     flights.cache.keep(
-        flights.cache.keys("en-pt", options).key(known.source_ids, TargetPlan(9)),
+        flights.cache.keys("en-pt#1", options).key(known.source_ids, TargetPlan(9)),
         (Hypothesis((7,), -1.0, FinishReason.EOS),),
     )
     segments = [PreparedSegment("new", (6, 0)), *[known] * 300]
     with pytest.raises(WorkerFailed):
         await decode_segments(
             FailingCrew(),  # type: ignore[arg-type]
-            model.served(),
+            Edition("en-pt#1", model.served()),
             segments,
             [TargetPlan(9)] * len(segments),
             terms=Terms(1, options),

@@ -1,0 +1,50 @@
+"""How an engine uses the machine, and the lanes that come of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from app.runtime.events import RuntimeObserver
+from app.runtime.lane import Lane
+from app.runtime.served_model import ServedModel
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """How the engine uses the machine.
+
+    Attributes:
+        num_workers: decoding threads, one per core.
+        max_waiting_tokens: source tokens times beams admitted and not finished, over all requests.
+        max_admission_tokens: padded source tokens encoded between two decoder steps.
+        max_rows: rows per row group of a worker.
+        use_shortlist: limit the output to each bundle's lexical shortlist, where it has one.
+        max_bulk_share: share of each group's rows and of the waiting tokens that bulk requests may hold.
+        request_timeout_s: seconds a request may take that asks for no less; 0 sets no limit.
+        max_cache_bytes: for translations of segments that may come again; 0 decodes every segment anew.
+    """
+
+    num_workers: int
+    max_waiting_tokens: int = 131_072
+    max_admission_tokens: int = 1024
+    max_rows: int = 64
+    use_shortlist: bool = True
+    max_bulk_share: float = 0.75
+    request_timeout_s: float = 0.0
+    max_cache_bytes: int = 0
+
+
+def make_lane(
+    model: ServedModel, *, options: EngineOptions, observer: RuntimeObserver, clock: Callable[[], float]
+) -> Lane:
+    """A lane with a runner of its own, whose buffers may take a while to come by."""
+    return Lane(
+        model.id,
+        model.make_runner(),
+        max_admission_tokens=options.max_admission_tokens,
+        min_newcomers=max(1, options.max_rows // 4),
+        max_bulk_share=options.max_bulk_share,
+        observer=observer,
+        clock=clock,
+    )
