@@ -37,11 +37,13 @@ def prove(model: ServedModel, lane: Lane) -> None:
     for options in kinds:
         for outcome in _translated(model, lane, options):
             if isinstance(outcome.result, DragomanError):
-                cause = type(outcome.result.__cause__ or outcome.result).__name__
+                cause = outcome.result.__cause__ or outcome.result
+                # The frames that the cause has passed hold this outcome: a circle, with the model in it.
+                outcome.result.__cause__ = None
                 raise BundleUnsupported(
-                    f"bundle {model.id} was loaded and cannot translate ({cause}); export it again with this "
-                    "version"
-                ) from outcome.result
+                    f"bundle {model.id} was loaded and cannot translate ({type(cause).__name__}); export it "
+                    "again with this version"
+                ) from cause
 
 
 def _translated(model: ServedModel, lane: Lane, options: DecodingOptions) -> list[Outcome]:

@@ -104,7 +104,7 @@ class Crew:
     async def open_lanes(self, make_lanes: Mapping[str, MakeLane]) -> None:
         """Give every worker more lanes, which are made in a thread: all of them or, if that fails, none."""
         async with self._making:
-            for_each = await asyncio.to_thread(lambda: [_made(make_lanes) for _ in self._seats])
+            for_each = await asyncio.to_thread(_made_for_each, make_lanes, len(self._seats))
             self._make_lanes |= make_lanes
             for seat, lanes in zip(self._seats, for_each, strict=True):
                 for name, lane in lanes.items():
@@ -238,6 +238,10 @@ class Crew:
 
 def _made(make_lanes: Mapping[str, MakeLane]) -> dict[str, Lane]:
     return {name: make_lane() for name, make_lane in make_lanes.items()}
+
+
+def _made_for_each(make_lanes: Mapping[str, MakeLane], num_workers: int) -> list[dict[str, Lane]]:
+    return [_made(make_lanes) for _ in range(num_workers)]
 
 
 def _post(loop: asyncio.AbstractEventLoop, call: Callable[..., None], *given: object) -> None:

@@ -169,16 +169,16 @@ class Engine:
             ShuttingDown: the service is stopping.
         """
         fresh = {model.id: self._editions.make(model) for model in loaded}
-
-        def prove_all() -> None:
-            for edition in fresh.values():
-                prove(edition.model, self._make_lane(edition.model, observer=SilentObserver()))
-
-        await asyncio.to_thread(prove_all)
+        await asyncio.to_thread(self._prove_aside, loaded)
         await self._crew.open_lanes(self._lane_makers(fresh.values()))
         if self._draining:
             raise _stopping()
         self._editions.exchange([fresh.get(id_) or self._editions.served[id_] for id_ in order])
+
+    def _prove_aside(self, models: Sequence[ServedModel]) -> None:
+        """Have each translate a canary in this thread, with a lane of its own that nobody else sees."""
+        for model in models:
+            prove(model, self._make_lane(model, observer=SilentObserver()))
 
     def _lane_makers(self, editions: Iterable[Edition]) -> dict[str, MakeLane]:
         make_lane = functools.partial(self._make_lane, observer=self._observer)

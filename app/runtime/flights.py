@@ -77,7 +77,11 @@ class _Run:
 
     def __init__(self, claim: Claim) -> None:
         self.claim = claim
-        self.cancel: Callable[[], None] = _not_begun
+        self.cancel: Callable[[], None] = _nothing_to_cancel
+
+    def forget(self) -> None:
+        """Let go of the entry, which delivers to this run: a circle that would keep its model in memory."""
+        self.cancel = _nothing_to_cancel
 
 
 class _Flight:
@@ -164,6 +168,7 @@ class Flights:
         if run not in flight.runs:  # another one came first, or nobody waits any more
             return
         flight.runs.remove(run)
+        run.forget()
         if not isinstance(outcome.result, DragomanError):
             self.cache.keep(flight.key, outcome.result)
             self._answer_all(flight, outcome)
@@ -207,7 +212,8 @@ class Flights:
         runs, flight.runs = flight.runs, []
         for run in runs:
             run.cancel()
+            run.forget()
 
 
-def _not_begun() -> None:
-    """There is nothing to cancel yet."""
+def _nothing_to_cancel() -> None:
+    """It has not begun, or has ended."""

@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
-import weakref
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
-import numpy as np
 import pytest
 from echo_engine import PATIENCE_S, EchoRunner, Gate, request, until
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from stamped_models import Loading
 
 from app.errors import BundleUnsupported, ShuttingDown, UnsupportedPair, WorkerFailed
 from app.runtime import supervision
@@ -22,74 +21,12 @@ from app.runtime.engine import Engine, EngineOptions
 from app.runtime.events import SilentObserver
 from app.runtime.preparation import PreparedText
 from app.runtime.request import PairInfo, TranslationRequest
-from app.runtime.runner import Int64Array, SourceRow, StepOutput
 from app.runtime.served_model import ServedModel, TargetPlan
 from app.text import Tokenizer
 
 TEXT = "The cat sees a bird."
 LONG = "The cat sees a bird.\n" * 60
 """Prepared in a thread."""
-
-
-class StampRunner(EchoRunner):
-    """Translates everything into one piece of the vocabulary, repeated: that of its loading."""
-
-    def __init__(self, tokenizer: Tokenizer, loading: Loading) -> None:
-        super().__init__(tokenizer.vocabulary_size, lambda: None)
-        self._loading = loading
-        self._stamp_id = tokenizer.encode_sources([loading.stamp])[0][0]
-
-    def admit(self, group: int, newcomers: Sequence[SourceRow]) -> None:
-        self._loading.num_admitted += len(newcomers)
-        super().admit(group, newcomers)
-
-    def step(self, group: int, last_ids: Int64Array, positions: Int64Array) -> StepOutput:
-        self._loading.before_step()
-        output = super().step(group, last_ids, positions)
-        token_ids = np.where(output.token_ids == 0, 0, self._stamp_id)
-        return StepOutput(token_ids, np.full(len(token_ids), self._loading.log_prob, dtype=np.float32))
-
-
-@dataclass(eq=False)
-class Loading:
-    """One loading of a model, which says who translated.
-
-    Attributes:
-        stamp: the word that all its translations consist of.
-        runners: those it made, as far as they are still in memory.
-    """
-
-    stamp: str
-    id: str = "en-pt"
-    log_prob: float = -0.5
-    before_step: Callable[[], None] = lambda: None
-    before_runner: Callable[[], None] = lambda: None
-    num_admitted: int = 0
-    runners: weakref.WeakSet[EchoRunner] = field(default_factory=weakref.WeakSet)
-
-    def model(self, tokenizer: Tokenizer) -> ServedModel:
-        source, target = self.id.split("-")
-
-        def make_runner() -> StampRunner:
-            self.before_runner()
-            runner = StampRunner(tokenizer, self)
-            self.runners.add(runner)
-            return runner
-
-        return ServedModel(
-            id=self.id,
-            pairs=(PairInfo(source, target, self.id),),
-            tokenizer=tokenizer,
-            shortlist=None,
-            eos_id=tokenizer.eos_id,
-            max_source_tokens=16,
-            max_target_tokens=32,
-            max_target_ratio=2.0,
-            make_runner=make_runner,
-        )
-
-    def translated(self, text: str) -> bool:
-        return set(text.lower().split()) == {self.stamp}
 
 
 @asynccontextmanager
