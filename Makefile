@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 SERVE_OPTIONS := $(if $(HOST),--host $(HOST)) $(if $(PORT),--port $(PORT))
 
 .DEFAULT_GOAL := help
-.PHONY: help serve tools check test bench bench-agreement bench-determinism bench-continuous bench-service bench-quality bench-http soak \
+.PHONY: help serve tools check test bench bench-agreement bench-determinism bench-continuous bench-service bench-quality bench-http soak soak-stops \
 	image-test bundles clean
 
 help: ## Show this list
@@ -62,7 +62,10 @@ bench-http: $(VENV)/.dev ## The service under load over HTTP, beside CTranslate2
 	$(PIP) install ctranslate2==4.8.5
 	$(BIN)/python -m benchmarks.load --student $(STUDENT) --testsets $(TESTSETS) $(BENCH_OPTIONS)
 
-soak: $(VENV)/.dev ## Stop a server under load ten times with a thousand requests each: about 15 minutes
+soak: $(VENV)/.dev ## 100,000 mixed requests to one server, which must lose nothing and not grow: about 30 minutes
+	$(BIN)/python -m benchmarks.soak $(BENCH_OPTIONS)
+
+soak-stops: $(VENV)/.dev ## Stop a server under load ten times with a thousand requests each: about 15 minutes
 	SOAK_STOPS=10 SOAK_REQUESTS=1000 $(BIN)/python -m pytest tests/live/test_stop_under_load.py
 
 bench-quality: $(VENV)/.dev ## BLEU and chrF of the shipped models over HTTP: TESTSETS=folder

@@ -52,6 +52,7 @@ LAYERS = {
 MODEL_COMMANDS = ("model.data.cli", "model.training.cli", "model.evaluation.cli", "model.figures.cli")
 # A library, and the only modules that may import it. Everything else of the installed world is free.
 ONLY_IN = {
+    "opentelemetry": ("app.observability.opentelemetry_tracer",),
     "torch": ("model", "exporters"),
     "onnx": ("exporters",),
     "onnxruntime": (

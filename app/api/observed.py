@@ -88,7 +88,7 @@ class _ObservedEngine:
         exchange = _exchange.get()
         if exchange is not None:
             exchange.pair = pair
-        started_at_ns = time.time_ns()
+        started_at_ns, started_ns = time.time_ns(), time.monotonic_ns()
         error_code, result = DragomanError.code, None
         try:
             result = await self._engine.translate(request)
@@ -99,13 +99,15 @@ class _ObservedEngine:
             error_code = RequestCancelled.code
             raise
         finally:
+            # The wall clock may jump meanwhile; a span may not end before it starts.
+            ended_at_ns = started_at_ns + time.monotonic_ns() - started_ns
             facts = (
-                TranslationFacts(pair, started_at_ns, time.time_ns(), error_code=error_code)
+                TranslationFacts(pair, started_at_ns, ended_at_ns, error_code=error_code)
                 if result is None
                 else TranslationFacts(
                     pair,
                     started_at_ns,
-                    time.time_ns(),
+                    ended_at_ns,
                     stages=stages_of(result.timings),
                     counts=counts_of(result),
                     model=result.model,

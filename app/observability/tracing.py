@@ -37,7 +37,7 @@ class TranslationFacts:
     Attributes:
         pair: ``en-pt``.
         started_at_ns: wall clock at the call of the engine, nanoseconds since 1970.
-        ended_at_ns: likewise at its end.
+        ended_at_ns: the start and what the monotonic clock has counted since.
         stages: in the order they began; none where it failed.
         counts: name -> number, such as ``num_segments``.
         model: bundle id; empty where it failed.
