@@ -77,6 +77,6 @@ class MeasuredServer:
 
 
 def _environment() -> dict[str, str]:
-    """This process's, such that translating is measured: not remembering, nor compiling Python at every start."""
+    """This process's, with no cache of translations and with one of compiled Python: neither is measured."""
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     return {**kept, "DRAGOMAN_MAX_CACHE_BYTES": "0"}
