@@ -62,7 +62,7 @@ bench-http: $(VENV)/.dev ## The service under load over HTTP, beside CTranslate2
 	$(PIP) install ctranslate2==4.8.5
 	$(BIN)/python -m benchmarks.load --student $(STUDENT) --testsets $(TESTSETS) $(BENCH_OPTIONS)
 
-soak: $(VENV)/.dev ## 100,000 mixed requests to one server, which must lose nothing and not grow: about 30 minutes
+soak: $(VENV)/.dev ## 100,000 mixed requests to one server, which must lose nothing and not grow: an hour at most
 	$(BIN)/python -m benchmarks.soak $(BENCH_OPTIONS)
 
 soak-stops: $(VENV)/.dev ## Stop a server under load ten times with a thousand requests each: about 15 minutes

@@ -27,6 +27,7 @@ from app.cli.access import access_options, trusted_proxies
 from app.cli.connections import bounded_connections
 from app.cli.listening import Listeners
 from app.cli.opening import open_engine, open_reloader
+from app.cli.terminal import has_hung_up
 from app.cli.version import installed_version
 from app.errors import DragomanError
 from app.observability import Metrics, configure_logging
@@ -70,7 +71,10 @@ class DrainingServer(uvicorn.Server):
         drain_grace_s: float,
         max_heartbeat_age_s: float,
     ) -> None:
-        """Serve `config.app`, whose engine is `engine`, at `url`; SIGHUP has `reload` called."""
+        """Serve `config.app`, whose engine is `engine`, at `url`.
+
+        SIGHUP has `reload` called, or the server drain where the terminal it was started in is gone.
+        """
         super().__init__(config)
         self._engine = engine
         self._url = url
@@ -99,7 +103,7 @@ class DrainingServer(uvicorn.Server):
             self._engine.supervise(max_heartbeat_age_s=self._max_heartbeat_age_s)
         )
         self._supervision.add_done_callback(self._note_end_of_supervision)
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._begin_reload)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._hang_up)
         self._log.info("listening", url=self._url)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -135,6 +139,13 @@ class DrainingServer(uvicorn.Server):
             return
         self._signalled = True
         self._loop.call_soon_threadsafe(self._begin_drain)
+
+    def _hang_up(self) -> None:
+        if has_hung_up():  # nobody asked for other models: whoever started the service closed its window
+            self._signalled = True
+            self._begin_drain()
+        else:
+            self._begin_reload()
 
     def _begin_reload(self) -> None:
         async def reload() -> None:

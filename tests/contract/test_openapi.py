@@ -22,6 +22,7 @@ from schemathesis.openapi import from_asgi
 from app.api import ApiOptions, create_app
 from app.errors import DeadlineExceeded, QueueFull, ShuttingDown, WorkerFailed
 from app.observability import Metrics
+from app.runtime.reload import BundleChange, Change, ReloadReport
 
 NUM_EXAMPLES = 25
 """Of each operation, on top of those that try every bound and every type once."""
@@ -57,8 +58,12 @@ class StayingEngine(FakeEngine):
         return True
 
 
+async def reload() -> ReloadReport:
+    return ReloadReport((BundleChange("firefox-en-pt", Change.LOADED, 0.5),), 0.75)
+
+
 engine = StayingEngine()
-app = create_app(engine, ApiOptions(), metrics=Metrics(CollectorRegistry()))
+app = create_app(engine, ApiOptions(), metrics=Metrics(CollectorRegistry()), reload=reload)
 api = from_asgi(
     "/openapi.json",
     app,
@@ -83,6 +88,9 @@ def test_every_operation_does_what_its_description_says(case: schemathesis.Case[
     excluded = [negative_data_rejection] if UNKNOWN_HEADER in case.headers else []
     if case.meta is not None and case.meta.generation.mode is GenerationMode.POSITIVE:
         case.body = made_consistent(case.body)
+        if case.media_type == "multipart/form-data" and isinstance(case.body, dict):
+            # schemathesis does not escape names: name="x\" is a quoted string that never ends.
+            case.body = {name: value for name, value in case.body.items() if "\\" not in name}
     case.call_and_validate(excluded_checks=excluded)
 
 

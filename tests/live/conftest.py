@@ -15,12 +15,13 @@ def start(tmp_path: Path) -> Iterator[Start]:
     """Start `python ARGUMENTS...` with JSON logs on a port of the system's choice."""
     services: list[Service] = []
 
-    def begin(*arguments: str, **environment: str) -> Service:
+    def begin(*arguments: str, stdin: int | None = None, **environment: str) -> Service:
         log = tmp_path / f"log{len(services)}"
         with log.open("w") as stderr:
             process = subprocess.Popen(
                 [sys.executable, *arguments],
                 cwd=ROOT,
+                stdin=stdin,
                 stderr=stderr,
                 text=True,
                 env={**os.environ, "PYTHONPATH": str(ROOT), "DRAGOMAN_LOG_FORMAT": "json", **environment},

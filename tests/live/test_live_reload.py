@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import shutil
 import signal
 import threading
@@ -194,3 +196,17 @@ def test_sighup_has_the_bundles_loaded_anew(start: Start, http: httpx.Client, fo
     assert reloads(http, url) == {"changed": 2.0, "failed": 1.0}
     service.signal()
     assert service.exit_code() == 0
+
+
+def test_a_terminal_that_closes_ends_the_service_and_loads_nothing(start: Start, http: httpx.Client) -> None:
+    window, program = pty.openpty()
+    service = start("-m", "app", "serve", "--port", "0", stdin=program)
+    os.close(program)
+    url = service.url
+    service.wait_until(lambda: http.get(f"{url}/readyz").status_code == 200, "the service to be ready")
+    service.signal(signal.SIGHUP)
+    service.wait_until(lambda: len(events(service, "reloaded")) == 1, "the reload while the window is open")
+    os.close(window)
+    service.signal(signal.SIGHUP)
+    assert service.exit_code() == 0
+    assert len(events(service, "reloaded")) == 1
