@@ -184,6 +184,8 @@ def unexpected_response(dialect: Dialect, request_id: str) -> Response:
 def _response(
     status: int, dialect: Dialect, code: str, message: str, *, retryable: bool, headers: Mapping[str, str]
 ) -> Response:
+    # Names of files need not be UTF-8, and an answer must.
+    message = message.encode("utf-8", "backslashreplace").decode("utf-8")
     body: dict[str, object] = (
         {"error": {"code": code, "message": message, "retryable": retryable}}
         if dialect is Dialect.NATIVE

@@ -1,6 +1,6 @@
 """Bundles: the folders of graphs, vocabulary and facts that the service runs."""
 
-from app.bundle.bundle import Bundle, default_directory, discover, open_bundle, sha256_of
+from app.bundle.bundle import Bundle, bundle_folders, default_directory, discover, open_bundle, sha256_of
 from app.bundle.manifest import FORMAT_VERSION, MANIFEST_NAME, Manifest, Variant
 
 __all__ = [
@@ -9,6 +9,7 @@ __all__ = [
     "Bundle",
     "Manifest",
     "Variant",
+    "bundle_folders",
     "default_directory",
     "discover",
     "open_bundle",

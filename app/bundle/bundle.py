@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import reprlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from app.errors import BundleCorrupt, BundleNotFound, BundleUnsupported
 
 _MAX_MANIFEST_BYTES = 4 * 1024 * 1024
 _CHUNK_BYTES = 1024 * 1024
+_NOT_OURS = frozenset({"lost+found"})
+"""What file systems put into their root, for nobody to read."""
 
 
 @dataclass(frozen=True)
@@ -49,24 +52,59 @@ def discover(directory: Path) -> tuple[Bundle, ...]:
         BundleCorrupt: a bundle is damaged, or two bundles share an id.
         BundleUnsupported: a bundle is of another format version.
     """
-    if (directory / MANIFEST_NAME).is_file():
-        return (open_bundle(directory),)
-    if not directory.is_dir():
-        raise BundleNotFound(
-            f"{directory} is not a folder; name a folder of bundles, or make one with `dragoman export`"
-        )
-    found = [open_bundle(manifest.parent) for manifest in sorted(directory.glob(f"*/{MANIFEST_NAME}"))]
-    if not found:
-        raise BundleNotFound(
-            f"no bundle (a folder with {MANIFEST_NAME}) lies in {directory}; make one with `dragoman export`"
-        )
     by_id: dict[str, Bundle] = {}
-    for bundle in found:
+    for bundle in map(open_bundle, bundle_folders(directory)):
         if (other := by_id.setdefault(bundle.manifest.id, bundle)) is not bundle:
             raise BundleCorrupt(
                 f"{other.path} and {bundle.path} have the same id {bundle.manifest.id}; remove one of them"
             )
     return tuple(by_id[key] for key in sorted(by_id))
+
+
+def bundle_folders(directory: Path) -> Iterator[Path]:
+    """Folders that hold a manifest: `directory` itself, or those in it, by name.
+
+    Raises:
+        BundleNotFound: the folder does not exist or holds no bundle.
+        BundleCorrupt: what is in it cannot be seen: a link to nothing, or no permission.
+    """
+    if (directory / MANIFEST_NAME).is_file():
+        yield directory
+        return
+    if not directory.is_dir():
+        raise BundleNotFound(
+            f"{directory} is not a folder; name a folder of bundles, or make one with `dragoman export`"
+        )
+    try:
+        paths = sorted(directory.iterdir())
+    except OSError as error:
+        raise BundleCorrupt(
+            f"{directory} cannot be listed ({error.strerror}); let the service read it"
+        ) from error
+    folders = [path for path in paths if path.name not in _NOT_OURS and _has_manifest(path)]
+    if not folders:
+        raise BundleNotFound(
+            f"no bundle (a folder with {MANIFEST_NAME}) lies in {directory}; make one with `dragoman export`"
+        )
+    yield from folders
+
+
+def _has_manifest(path: Path) -> bool:
+    """Whether this is a bundle; what cannot be looked into is not taken for none."""
+    manifest = path / MANIFEST_NAME
+    try:
+        manifest.stat()
+    except NotADirectoryError:
+        return False
+    except FileNotFoundError:
+        if any(place.is_symlink() for place in (path, manifest)):
+            raise BundleCorrupt(f"{path} or its {MANIFEST_NAME} is a link to nothing; mend it") from None
+        return False
+    except OSError as error:
+        raise BundleCorrupt(
+            f"{manifest} cannot be read ({error.strerror}); mend the link, or let the service read it"
+        ) from error
+    return True
 
 
 def open_bundle(path: Path, *, verify: bool = True) -> Bundle:
@@ -79,16 +117,21 @@ def open_bundle(path: Path, *, verify: bool = True) -> Bundle:
     Raises:
         BundleNotFound: there is no manifest.
         BundleUnsupported: its format version is not ours.
-        BundleCorrupt: the manifest is not valid, or a file is missing, altered or a link outside.
+        BundleCorrupt: the manifest is not valid, or a file is missing, unreadable, altered or a link outside.
     """
     manifest_path = path / MANIFEST_NAME
     if not manifest_path.is_file():
         raise BundleNotFound(
             f"{path} has no {MANIFEST_NAME}, so it is not a finished bundle; export it again"
         )
-    manifest = _read_manifest(manifest_path)
-    for name, record in manifest.files.items():
-        _check_file(path, name, record, verify=verify)
+    try:
+        manifest = _read_manifest(manifest_path)
+        for name, record in manifest.files.items():
+            _check_file(path, name, record, verify=verify)
+    except OSError as error:
+        raise BundleCorrupt(
+            f"{error.filename or path} cannot be read ({error.strerror}); let the service read it"
+        ) from error
     return Bundle(path, manifest)
 
 

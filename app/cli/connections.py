@@ -18,9 +18,11 @@ class BoundedConnection(H11Protocol):
 
     Attributes:
         head_timeout_s: seconds from the first byte of a request's head to its last.
+        max_head_bytes: of a request's head; at most twice that much is read before it is refused.
     """
 
     head_timeout_s: float
+    max_head_bytes: int
     _head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
@@ -31,9 +33,25 @@ class BoundedConnection(H11Protocol):
         )
 
     def data_received(self, data: bytes) -> None:
-        """Read on; the time for a head runs from its first byte, however many follow."""
-        super().data_received(data)
-        if self.conn.their_state is not h11.IDLE or self.transport.is_closing():
+        """Read on; in pieces, since h11 measures only heads that have not arrived whole."""
+        for start in range(0, len(data), self.max_head_bytes):
+            if self.transport.is_closing():
+                break
+            super().data_received(data[start : start + self.max_head_bytes])
+        self._watch_head()
+
+    def on_response_complete(self) -> None:
+        """Go on with what was sent behind the request; it may be another head's beginning."""
+        super().on_response_complete()
+        self._watch_head()
+
+    def _watch_head(self) -> None:
+        """The time for a head runs from its first byte, however many follow."""
+        if (
+            not self.conn.trailing_data[0]
+            or self.conn.their_state is not h11.IDLE
+            or self.transport.is_closing()
+        ):
             self._forget_head()
         elif self._head_timer is None:
             self._head_timer = self.loop.call_later(self.head_timeout_s, self._end_slow_head)
@@ -67,7 +85,7 @@ class BoundedConnection(H11Protocol):
         self.transport.close()
 
 
-def bounded_connections(*, head_timeout_s: float) -> type[asyncio.Protocol]:
+def bounded_connections(*, head_timeout_s: float, max_head_bytes: int) -> type[asyncio.Protocol]:
     """The class of connections for `uvicorn.Config`, which makes them itself and passes no options."""
-    attributes: dict[str, Any] = {"head_timeout_s": head_timeout_s}
+    attributes: dict[str, Any] = {"head_timeout_s": head_timeout_s, "max_head_bytes": max_head_bytes}
     return type("BoundedConnection", (BoundedConnection,), attributes)

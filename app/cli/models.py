@@ -6,9 +6,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from app.bundle import Bundle, Manifest, open_bundle
+from app.bundle import Bundle, Manifest, bundle_folders, open_bundle
 from app.bundle.manifest import QualityScore
-from app.cli.opening import bundle_folders
 from app.errors import BundleError
 
 _MEGABYTE = 1_000_000

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from app.bundle import MANIFEST_NAME, Bundle, discover
+from app.bundle import Bundle, discover
 from app.cli.loading import load_models
-from app.errors import BundleNotFound, InvalidRequest
+from app.errors import InvalidRequest
 from app.runtime.engine import Engine, EngineOptions
 from app.runtime.events import RuntimeObserver
 from app.runtime.reload import Reloader, ReloadOutcome
@@ -116,24 +116,3 @@ def choose(directory: Path, *, source: str | None, target: str | None) -> Choice
     else:
         pair = LanguageTable(bundle_of).resolve(source, target)
     return Choice(bundle_of[pair], pair)
-
-
-def bundle_folders(directory: Path) -> Iterator[Path]:
-    """Folders that hold a manifest: `directory` itself, or those in it, by name.
-
-    Raises:
-        BundleNotFound: there is none; in the words of `discover`.
-    """
-    if (directory / MANIFEST_NAME).is_file():
-        yield directory
-        return
-    if not directory.is_dir():
-        raise BundleNotFound(
-            f"{directory} is not a folder; name a folder of bundles, or make one with `dragoman export`"
-        )
-    manifests = sorted(directory.glob(f"*/{MANIFEST_NAME}"))
-    if not manifests:
-        raise BundleNotFound(
-            f"no bundle (a folder with {MANIFEST_NAME}) lies in {directory}; make one with `dragoman export`"
-        )
-    yield from (manifest.parent for manifest in manifests)

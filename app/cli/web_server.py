@@ -267,7 +267,7 @@ def server_config(app: Callable[..., Any], settings: Settings) -> uvicorn.Config
         timeout_keep_alive=settings.keep_alive_s,
         timeout_graceful_shutdown=_ANSWER_S,
         # On h11, because the server's other parser, where it is installed, does not limit a request's head.
-        http=bounded_connections(head_timeout_s=settings.head_timeout_s),
+        http=bounded_connections(head_timeout_s=settings.head_timeout_s, max_head_bytes=_MAX_HEAD_BYTES),
         h11_max_incomplete_event_size=_MAX_HEAD_BYTES,
         # By default the server would believe whatever runs on this machine, and an environment variable.
         proxy_headers=bool(proxies),

@@ -7,6 +7,7 @@ models are in memory together.
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -16,8 +17,8 @@ from typing import Protocol, TypeVar
 
 import structlog
 
-from app.bundle import Bundle
-from app.errors import DragomanError, ReloadFailed, ReloadInProgress, ShuttingDown
+from app.bundle import MANIFEST_NAME, Bundle
+from app.errors import BundleCorrupt, DragomanError, ReloadFailed, ReloadInProgress, ShuttingDown
 from app.runtime.freed_memory import return_freed_memory
 from app.runtime.served_model import ServedModel
 
@@ -184,12 +185,25 @@ class Reloader:
             started_at_s = self._clock()
             loaded.append(await _named(asyncio.to_thread(self._load, bundle), what=f"bundle {bundle.path}"))
             changes[id_] = BundleChange(id_, Change.LOADED, self._clock() - started_at_s)
+        gone = [self._bundles[id_] for id_, part in changes.items() if part.change is Change.REMOVED]
+        await asyncio.to_thread(_check_gone, gone, bundles)
         order = [bundle.manifest.id for bundle in bundles]
         if list(self._bundles) != order or loaded:
             what = f"bundle {', '.join(model.id for model in loaded) or '(none is new)'}"
             await _named(self._engine.exchange(loaded, order=order), what=what)
         self._bundles = {bundle.manifest.id: bundle for bundle in bundles}
         return tuple(changes[id_] for id_ in sorted(changes))
+
+
+def _check_gone(bundles: Iterable[Bundle], found: Iterable[Bundle]) -> None:
+    """A bundle is taken out of service when its folder is, and not when it only lost its manifest."""
+    others = {bundle.path for bundle in found}
+    for bundle in bundles:
+        if os.path.lexists(bundle.path) and bundle.path not in others:
+            raise BundleCorrupt(
+                f"{bundle.path} is still there and holds no readable {MANIFEST_NAME}; restore the bundle "
+                f"{bundle.manifest.id}, or remove the folder to have it served no longer"
+            )
 
 
 async def _named(work: Awaitable[Result], *, what: str) -> Result:

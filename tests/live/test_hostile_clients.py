@@ -84,6 +84,22 @@ def test_the_second_head_of_a_connection_has_the_same_limit(service: Service) ->
         assert b"HTTP/1.1 408 " in everything(opened)
 
 
+def test_a_head_begun_behind_a_whole_request_has_the_same_limit(service: Service) -> None:
+    with connected(service.url) as opened:
+        opened.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\nGET /li")
+        answer = everything(opened)
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert b"HTTP/1.1 408" in answer
+
+
+@pytest.mark.parametrize("head", [b"X: " + b"a" * 60_000, b"\r\n".join([b"a:"] * 15_000)])
+def test_a_head_that_is_too_large_is_refused_however_fast_it_arrives(service: Service, head: bytes) -> None:
+    with connected(service.url) as opened:
+        opened.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\n" + head + b"\r\n\r\n")
+        assert opened.recv(65536).startswith(b"HTTP/1.1 400")
+    assert_translates(service.url)
+
+
 def test_connections_that_say_nothing_are_closed_without_an_answer(service: Service) -> None:
     with connected(service.url) as opened:
         assert everything(opened) == b""
