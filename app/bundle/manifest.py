@@ -21,7 +21,8 @@ NumPositions = Annotated[int, Field(ge=8, le=1 << 14)]
 
 
 class _Model(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
+    # Not a number is unlike itself: a manifest that held one would differ from itself at every reload.
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True, allow_inf_nan=False)
 
 
 class LanguagePair(_Model):

@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from app.bundle import MANIFEST_NAME, Manifest, default_directory
-from app.bundle.manifest import QualityScore
+from app.bundle.manifest import QualityScore, Verification
 
 OLD = {
     "test_set": "pud",
@@ -35,6 +35,22 @@ def test_a_score_keeps_its_decoding() -> None:
 def test_a_score_of_an_impossible_decoding_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         QualityScore.model_validate_json(json.dumps(OLD | wrong))
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
+@pytest.mark.parametrize("field", ["bleu", "chrf", "length_penalty"])
+def test_a_score_that_is_no_number_is_refused_since_it_would_be_unlike_itself(
+    field: str, number: str
+) -> None:
+    document = json.dumps(OLD | {field: 0}).replace(f'"{field}": 0', f'"{field}": {number}')
+    with pytest.raises(ValidationError, match="finite number"):
+        QualityScore.model_validate_json(document)
+
+
+def test_a_verification_that_is_no_number_is_refused_too() -> None:
+    facts = '{"variant": "cpu-fp32", "num_segments": 1, "num_identical": 0, "max_score_difference": NaN}'
+    with pytest.raises(ValidationError, match="finite number"):
+        Verification.model_validate_json(facts)
 
 
 def test_a_manifest_from_before_opens() -> None:
