@@ -16,6 +16,7 @@
     │   ├── BundleNotFound      no manifest where one was expected
     │   ├── BundleCorrupt       a file is missing, truncated, altered or leaves the folder
     │   └── BundleUnsupported   format version or content that this version cannot run
+    ├── DeviceUnavailable       the GPU that was asked for cannot be used
     ├── ReloadFailed            the bundles could not be loaded anew, for no fault of a bundle's
     ├── CheckpointError         a checkpoint to be imported is damaged or of an unknown kind
     ├── TrainingFailed          a training run cannot go on
@@ -150,6 +151,21 @@ class BundleUnsupported(BundleError):
     """The bundle is well-formed but this version cannot run it."""
 
     code = "bundle_unsupported"
+
+
+class DeviceUnavailable(DragomanError):
+    """A GPU that is to be used cannot be: driver, library or the GPU itself is missing, too old or at fault.
+
+    Attributes:
+        has_gpu: whether there seems to be a GPU at all.
+    """
+
+    code = "device_unavailable"
+
+    def __init__(self, message: str, *, has_gpu: bool = True) -> None:
+        """Store the sentence, and whether there is something to be mended."""
+        super().__init__(message)
+        self.has_gpu = has_gpu
 
 
 class ReloadFailed(DragomanError):
