@@ -334,10 +334,6 @@ class Engine:
             ),
         )
 
-    def clear_cache(self) -> None:
-        """Forget every kept translation, as after a model was loaded anew."""
-        self._flights.cache.clear()
-
     def _timeout_s(self, request: TranslationRequest) -> float | None:
         """What the request allows itself, at most what the service allows every request."""
         allowed = [seconds for seconds in (request.timeout_s, self._request_timeout_s) if seconds]

@@ -20,7 +20,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from array import array
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Sequence
 from enum import StrEnum
 from typing import NamedTuple, Protocol
@@ -35,8 +35,6 @@ _ENTRY_BYTES = 128
 """An entry's part of an ordered dictionary's tables, at their worst, right after they have grown."""
 _ROUNDING_BYTES = 16
 """CPython hands out small objects in multiples of it."""
-_CLEARED_PER_CHANGE = 32
-"""To free 32 MB at once would hold the event loop for 50 ms."""
 
 Hypotheses = tuple[Hypothesis, ...]
 
@@ -87,20 +85,19 @@ class _Packed(NamedTuple):
 class SegmentKeys:
     """The keys of one request's segments, from `TranslationCache.keys`."""
 
-    def __init__(self, model: str, options: DecodingOptions, *, generation: int, enabled: bool) -> None:
+    def __init__(self, model: str, options: DecodingOptions, *, enabled: bool) -> None:
         """Digest what all segments share.
 
         Args:
             model: bundle id.
             options: the request's.
-            generation: how often the cache was cleared.
             enabled: whether segments have keys at all.
         """
         self._enabled = enabled and not options.alignment
         self._shared = hashlib.blake2b(digest_size=32)
         if self._enabled:
             # The representation of a frozen dataclass shows every field, floats to the last digit.
-            self._shared.update(repr((model, generation, options)).encode("utf-8", "surrogatepass"))
+            self._shared.update(repr((model, options)).encode("utf-8", "surrogatepass"))
         # Guidance may name a thousand forbidden sequences and is one object for many segments; it is kept
         # here beside its digest, so that its id is not taken by another one.
         self._digests: dict[tuple[int, int], tuple[Guidance | None, bytes]] = {}
@@ -137,10 +134,8 @@ class TranslationCache:
         # In the order of their last use, the longest ago first.
         self._probation: OrderedDict[bytes, tuple[_Packed, ...]] = OrderedDict()
         self._protected: OrderedDict[bytes, tuple[_Packed, ...]] = OrderedDict()
-        self._cleared: deque[OrderedDict[bytes, tuple[_Packed, ...]]] = deque()
         self._num_bytes = 0
         self._num_protected_bytes = 0
-        self._generation = 0
 
     @property
     def enabled(self) -> bool:
@@ -149,7 +144,7 @@ class TranslationCache:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes held, what was cleared and is not yet freed included."""
+        """Bytes held."""
         return self._num_bytes
 
     @property
@@ -158,8 +153,8 @@ class TranslationCache:
         return len(self._probation) + len(self._protected)
 
     def keys(self, model: str, options: DecodingOptions) -> SegmentKeys:
-        """The keys of a request's segments; those made before a `clear` find nothing after it."""
-        return SegmentKeys(model, options, generation=self._generation, enabled=self.enabled)
+        """The keys of a request's segments."""
+        return SegmentKeys(model, options, enabled=self.enabled)
 
     def find(self, key: bytes | None, *, model: str) -> Hypotheses | None:
         """What was kept for a key, as the decoder gave it."""
@@ -188,17 +183,8 @@ class TranslationCache:
             return
         self._probation[key] = packed
         self._num_bytes += size
-        self._drop_cleared(_CLEARED_PER_CHANGE)
         while self._num_bytes > self._max_bytes:
             self._evict()
-        self._tell_size()
-
-    def clear(self) -> None:
-        """Forget everything, as after a model was loaded anew; decodings under way will not be found."""
-        self._generation += 1
-        self._cleared.extend(entries for entries in (self._probation, self._protected) if entries)
-        self._probation, self._protected = OrderedDict(), OrderedDict()
-        self._num_protected_bytes = 0
         self._tell_size()
 
     def report(self, model: str, result: CacheLookup) -> None:
@@ -214,22 +200,12 @@ class TranslationCache:
             self._probation[oldest] = demoted
 
     def _evict(self) -> None:
-        if self._cleared:
-            self._drop_cleared(1)
-            return
         if self._probation:
             evicted = self._probation.popitem(last=False)
         else:
             evicted = self._protected.popitem(last=False)
             self._num_protected_bytes -= entry_bytes(*evicted)
         self._num_bytes -= entry_bytes(*evicted)
-
-    def _drop_cleared(self, count: int) -> None:
-        while count and self._cleared:
-            self._num_bytes -= entry_bytes(*self._cleared[0].popitem())
-            if not self._cleared[0]:
-                self._cleared.popleft()
-            count -= 1
 
     def _tell_size(self) -> None:
         self._observer.on_cache_size(num_bytes=self._num_bytes, num_entries=self.num_entries)

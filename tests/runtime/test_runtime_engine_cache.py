@@ -185,14 +185,6 @@ async def test_another_option_is_another_decoding(model: Model, options: dict[st
         assert (await engine.translate(request(SENTENCES[0], **options))).texts == with_cache.texts
 
 
-async def test_clearing_makes_every_segment_new(model: Model) -> None:
-    async with running(model) as engine:
-        await engine.translate(request(SENTENCES[0]))
-        engine.clear_cache()
-        await engine.translate(request(SENTENCES[0]))
-    assert model.num_admitted == 2
-
-
 async def test_a_failure_is_not_kept(model: Model) -> None:
     async with running(model) as engine:
         model.num_faults = 1

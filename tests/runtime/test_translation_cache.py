@@ -245,33 +245,11 @@ def test_what_comes_often_now_drives_out_what_came_often_once() -> None:
     assert all(found(cache, number) for number in range(190, 200))
 
 
-def test_clearing_forgets_at_once_frees_in_small_parts_and_makes_old_keys_strange() -> None:
-    cache = TranslationCache(1_000_000)
-    old_key = put(cache, 1)
-    for number in range(2, 500):
-        put(cache, number)
-    found(cache, 2)
-    held = cache.num_bytes
-    cache.clear()
-    assert cache.num_entries == 0
-    assert found(cache, 1) is None
-    assert cache.num_bytes == held, "nothing is freed at once"
-    assert put(cache, 1) != old_key
-    freed = held - cache.num_bytes
-    assert 0 < freed < held / 10
-    for number in range(600, 640):
-        put(cache, number)
-    alone = TranslationCache(1_000_000)
-    for number in [1, *range(600, 640)]:
-        put(alone, number)
-    assert (cache.num_bytes, cache.num_entries) == (alone.num_bytes, alone.num_entries)
-
-
 @settings(max_examples=40, deadline=None)
 @given(
     max_bytes=st.integers(0, 6_000),
     operations=st.lists(
-        st.tuples(st.sampled_from(["keep", "find", "clear"]), st.integers(0, 25), st.integers(0, 60)),
+        st.tuples(st.sampled_from(["keep", "find"]), st.integers(0, 25), st.integers(0, 60)),
         max_size=150,
     ),
 )
@@ -282,11 +260,7 @@ def test_the_bound_holds_and_nothing_wrong_is_found_after_any_operations(
     cache = TranslationCache(max_bytes, observer=watcher)
     kept: dict[int, Hypotheses] = {}
     for operation, number, num_tokens in operations:
-        if operation == "clear":
-            if number == 0:
-                cache.clear()
-                kept.clear()
-        elif not cache.enabled:
+        if not cache.enabled:
             assert cache.keys(MODEL, DecodingOptions()).key((number, 0), TargetPlan(20)) is None
         elif operation == "find":
             assert found(cache, number) in (None, kept.get(number))
