@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from app.bundle import Bundle
+from app.errors import BundleError
+from app.runtime.memory_shortage import lacks_memory
 from app.runtime.served_model import ServedModel, load_served_model
 from app.settings import Settings
 
@@ -17,14 +19,24 @@ def load_models(bundles: Sequence[Bundle], settings: Settings) -> list[ServedMod
         settings: which arithmetic, how many rows, whether with shortlists.
 
     Raises:
-        BundleError: something in a bundle cannot be used.
+        BundleError: something in a bundle cannot be used, or there is too little memory for it.
     """
-    return [
-        load_served_model(
+    return [_loaded(bundle, settings) for bundle in bundles]
+
+
+def _loaded(bundle: Bundle, settings: Settings) -> ServedModel:
+    try:
+        return load_served_model(
             bundle,
             variant=settings.variant,
             max_rows=settings.max_rows,
             use_shortlist=settings.use_shortlist,
         )
-        for bundle in bundles
-    ]
+    except Exception as error:
+        # The runtime's own lack of memory passes for a file that it cannot read.
+        if not lacks_memory(error):
+            raise
+        raise BundleError(
+            f"bundle {bundle.path} could not be loaded: there is too little memory; give the process more, "
+            "or serve fewer bundles"
+        ) from error

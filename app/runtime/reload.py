@@ -20,6 +20,7 @@ import structlog
 from app.bundle import MANIFEST_NAME, Bundle
 from app.errors import BundleCorrupt, DragomanError, ReloadFailed, ReloadInProgress, ShuttingDown
 from app.runtime.freed_memory import return_freed_memory
+from app.runtime.memory_shortage import lacks_memory
 from app.runtime.served_model import ServedModel
 
 Result = TypeVar("Result")
@@ -214,15 +215,17 @@ async def _named(work: Awaitable[Result], *, what: str) -> Result:
     """
     try:
         return await work
-    except DragomanError as error:
-        # The runtime's own want of memory passes for a file that it cannot read.
-        if not isinstance(error.__cause__, MemoryError):
+    except Exception as error:
+        # The runtime's own lack of memory passes for a file that it cannot read, or a graph that fails.
+        is_short = lacks_memory(error)
+        if isinstance(error, DragomanError) and not is_short:
             raise
-        cause: Exception = error.__cause__
-    except Exception as error:  # noqa: BLE001 - the border: the models that run must not suffer
         cause = error
-    if isinstance(cause, MemoryError):
-        why = "there is too little memory for the old and the new models together; give the service more"
+    if is_short:
+        why = (
+            "there is too little memory for the old and the new models together; give the service more, or "
+            "start it anew, which needs memory for the new ones alone"
+        )
     else:
         why = f"{type(cause).__name__}, see the line reload_failed of the service's log"
     raise ReloadFailed(f"{what} could not be loaded: {why}. The models that ran before go on") from cause

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import json
 import shutil
@@ -304,6 +305,14 @@ def refused_as_corrupt(cause: Exception) -> BundleCorrupt:
         (MemoryError(), r"bundle \S*/tiny could not be loaded: there is too little memory"),
         (
             refused_as_corrupt(MemoryError()),
+            r"bundle \S*/tiny could not be loaded: there is too little memory",
+        ),
+        (
+            refused_as_corrupt(RuntimeError("FAIL : Exception during initialization: std::bad_alloc")),
+            r"bundle \S*/tiny could not be loaded: there is too little memory",
+        ),
+        (
+            refused_as_corrupt(OSError(errno.ENOMEM, "secret")),
             r"bundle \S*/tiny could not be loaded: there is too little memory",
         ),
         (PermissionError(13, "secret"), r"bundle \S*/tiny could not be loaded: PermissionError"),
