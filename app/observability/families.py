@@ -231,5 +231,12 @@ class StateFamilies:
             ("outcome",),
             registry=registry,
         )
+        for outcome in ("changed", "unchanged", "failed", "refused"):
+            self.reloads.labels(outcome)  # else its series would begin at 1, and no alert see the first one
+        self.log_lines_dropped = Counter(
+            "dragoman_log_lines_dropped",
+            "Lines of the log that were not written, since whoever reads it is too slow or its disk is full",
+            registry=registry,
+        )
         ProcessCollector(registry=registry)
         PlatformCollector(registry=registry)

@@ -10,6 +10,7 @@ from typing import Literal, TextIO
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
+from app.observability.log_handler import handler_for
 from app.observability.trace_context import current_trace
 
 LogFormat = Literal["console", "json"]
@@ -48,7 +49,7 @@ def configure_logging(log_format: LogFormat, log_level: str, *, stream: TextIO |
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=False,
     )
-    handler = logging.StreamHandler(stream)
+    handler = handler_for(stream)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[*shared, structlog.stdlib.ExtraAdder(allow=())],

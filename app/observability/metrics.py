@@ -35,6 +35,8 @@ class Metrics:
         self._state = StateFamilies(registry)
         self._heartbeat_ages: Callable[[], Sequence[float]] = tuple
         self._pairs: Callable[[], Iterable[PairInfo]] = tuple
+        self._num_lines_dropped: Callable[[], int] = int
+        self._num_lines_dropped_before = 0
 
     def watch_engine(self, *, waiting_tokens: Callable[[], int], running_requests: Callable[[], int]) -> None:
         """Read the engine's gauges whenever the metrics are scraped."""
@@ -59,6 +61,10 @@ class Metrics:
         """Read each worker's heartbeat age, and whether all have translated, when metrics are scraped."""
         self._heartbeat_ages = heartbeat_ages_s
         self._state.started.set_function(started)
+
+    def watch_log(self, *, num_lines_dropped: Callable[[], int]) -> None:
+        """Read how many lines the log has lost whenever the metrics are scraped."""
+        self._num_lines_dropped = num_lines_dropped
 
     def set_limits(self, *, max_waiting_tokens: int) -> None:
         """State the limits that gauges are judged against."""
@@ -176,6 +182,8 @@ class Metrics:
         self._state.model_loaded.clear()
         for pair in self._pairs():
             self._state.model_loaded.labels(pair.model, f"{pair.source}-{pair.target}").set(1)
+        before, self._num_lines_dropped_before = self._num_lines_dropped_before, self._num_lines_dropped()
+        self._state.log_lines_dropped.inc(self._num_lines_dropped_before - before)
         return generate_latest(self._registry)
 
 

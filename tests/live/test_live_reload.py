@@ -90,11 +90,11 @@ def reload(http: httpx.Client, url: str) -> dict[str, str]:
 
 
 def reloads(http: httpx.Client, url: str) -> dict[str, float]:
-    """The metric, by outcome."""
+    """The metric, by outcome that there was."""
     prefix = 'dragoman_reloads_total{outcome="'
     lines = http.get(f"{url}/metrics").text.splitlines()
     counts = [line.removeprefix(prefix).split('"} ') for line in lines if line.startswith(prefix)]
-    return {outcome: float(count) for outcome, count in counts}
+    return {outcome: float(count) for outcome, count in counts if float(count)}
 
 
 def mapped_weights(service: Service) -> set[str]:

@@ -3,6 +3,7 @@ from prometheus_client import CollectorRegistry
 
 from app.observability import Metrics
 from app.runtime.events import AdmissionEvent, RuntimeObserver, StepEvent
+from app.runtime.reload import ReloadOutcome
 from app.runtime.request import PairInfo
 
 
@@ -106,3 +107,13 @@ def test_unusual_methods_share_one_label(metrics: Metrics) -> None:
     text = metrics.exposition().decode()
     assert 'method="OTHER"' in text
     assert "secret" not in text
+
+
+def test_every_outcome_of_a_reload_has_its_series_from_the_start(
+    registry: CollectorRegistry, metrics: Metrics
+) -> None:
+    """A series that began with the first failure would have no increase, and the alert would miss it."""
+    for outcome in ReloadOutcome:
+        assert registry.get_sample_value("dragoman_reloads_total", {"outcome": outcome}) == 0
+    metrics.on_reload(ReloadOutcome.FAILED)
+    assert registry.get_sample_value("dragoman_reloads_total", {"outcome": "failed"}) == 1
