@@ -62,7 +62,7 @@ Facts = Annotated[
     typer.Option(help="JSON file with origin, changes, training_data, limitations for the model card."),
 ]
 Out = Annotated[Path, typer.Option(help="Folder of the new bundle; must not exist.")]
-Variants = Annotated[str, typer.Option(help="Arithmetics, separated by commas.")]
+Variants = Annotated[str, typer.Option(help=f"Separated by commas, of {', '.join(get_args(Variant))}.")]
 VerifyWith = Annotated[
     Optional[Path],  # noqa: UP045
     typer.Option(

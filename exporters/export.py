@@ -23,12 +23,15 @@ from app.bundle.manifest import (
 )
 from app.errors import BundleError
 from exporters.checkpoint import Checkpoint
-from exporters.graphs import GraphContext, candidates, encoder
+from exporters.cuda_graphs import copy_cross, copy_state, cuda_encoder
+from exporters.cuda_step_graphs import cuda_decoder_step
+from exporters.float16 import check_fits
+from exporters.graphs import GraphContext, ModelContext, candidates, encoder
 from exporters.int8_arithmetic import Int8Arithmetic
 from exporters.linear import Arithmetic, Float32Arithmetic
 from exporters.quantization import quantized
 from exporters.step_graphs import StepKind, decoder_step, state_tensors, step_role
-from exporters.verification import require_equal, verify
+from exporters.verification import require_equal, require_similar, verify
 from exporters.weight_store import WEIGHTS_NAME, WeightStore
 
 TOKENIZER_NAME = "sentencepiece.model"
@@ -87,7 +90,8 @@ def export_bundle(
 
     Raises:
         BundleError: the destination is taken, or the variants lack ``cpu-fp32``.
-        VerificationFailed: the fp32 graphs do not reproduce the PyTorch model.
+        CheckpointError: the weights are too large for float16, and ``cuda-fp16`` is wanted.
+        VerificationFailed: the fp32 graphs do not reproduce the PyTorch model, or those in fp16 are far off.
     """
     if "cpu-fp32" not in options.variants:
         raise BundleError(
@@ -115,6 +119,8 @@ def export_bundle(
             )
             if variant == "cpu-fp32":
                 require_equal(report)
+            elif variant == "cuda-fp16":
+                require_similar(report)
             reports.append(report)
         manifest = manifest.model_copy(update={"verification": tuple(reports)})
         write_manifest(work, manifest)
@@ -153,29 +159,50 @@ def prepare_manifest(folder: Path, manifest: Manifest) -> Path:
 def _write_graphs(
     checkpoint: Checkpoint, folder: Path, options: ExportOptions
 ) -> dict[Variant, VariantGraphs]:
-    store = WeightStore()
+    context = ModelContext(
+        checkpoint=checkpoint,
+        store=WeightStore(),
+        max_source_tokens=options.max_source_tokens,
+        max_target_tokens=options.max_target_tokens,
+    )
     variants: dict[Variant, VariantGraphs] = {}
     for variant in options.variants:
-        context = GraphContext(
-            checkpoint=checkpoint,
-            arithmetic=_ARITHMETIC[variant](checkpoint),
-            store=store,
-            max_source_tokens=options.max_source_tokens,
-            max_target_tokens=options.max_target_tokens,
-        )
-        graphs = {"encoder": encoder(context)}
-        for shortlist in (False, True) if checkpoint.shortlist is not None else (False,):
-            for kind in StepKind:
-                graphs[step_role(kind, shortlist=shortlist)] = decoder_step(
-                    context, kind, shortlist=shortlist
-                )
-        if checkpoint.shortlist is not None:
-            graphs["candidates"] = candidates(context)
+        graphs = _cuda_graphs(context) if variant == "cuda-fp16" else _cpu_graphs(context, variant)
         for role, graph in graphs.items():
             onnx.save_model(graph, str(folder / f"{role}.{variant}.onnx"))
         variants[variant] = VariantGraphs(**{role: f"{role}.{variant}.onnx" for role in graphs})
-    store.write(folder / WEIGHTS_NAME)
+    context.store.write(folder / WEIGHTS_NAME)
     return variants
+
+
+def _cpu_graphs(model: ModelContext, variant: Variant) -> dict[str, onnx.ModelProto]:
+    """The graphs of a CPU variant by their roles, which are the fields of `VariantGraphs`."""
+    context = GraphContext(
+        checkpoint=model.checkpoint,
+        store=model.store,
+        max_source_tokens=model.max_source_tokens,
+        max_target_tokens=model.max_target_tokens,
+        arithmetic=_ARITHMETIC[variant](model.checkpoint),
+    )
+    has_shortlist = model.checkpoint.shortlist is not None
+    graphs = {"encoder": encoder(context)}
+    for shortlist in (False, True) if has_shortlist else (False,):
+        for kind in StepKind:
+            graphs[step_role(kind, shortlist=shortlist)] = decoder_step(context, kind, shortlist=shortlist)
+    if has_shortlist:
+        graphs["candidates"] = candidates(context)
+    return graphs
+
+
+def _cuda_graphs(context: ModelContext) -> dict[str, onnx.ModelProto]:
+    """The graphs of cuda-fp16, likewise; none uses a shortlist, which would cost a GPU more than it saves."""
+    check_fits(context.checkpoint)
+    return {
+        "encoder": cuda_encoder(context),
+        **{step_role(kind, shortlist=False): cuda_decoder_step(context, kind) for kind in StepKind},
+        "copy_state": copy_state(context),
+        "copy_cross": copy_cross(context),
+    }
 
 
 def _manifest(

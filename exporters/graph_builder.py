@@ -24,9 +24,10 @@ Dims = Sequence[int | str]
 class GraphBuilder:
     """A graph under construction. Values are the names of tensors."""
 
-    def __init__(self, name: str, store: WeightStore) -> None:
+    def __init__(self, name: str, store: WeightStore, *, opset: int = _OPSET) -> None:
         """Start an empty graph whose large tensors go to `store`."""
         self._name = name
+        self._opset = opset
         self._store = store
         self._nodes: list[onnx.NodeProto] = []
         self._initializers: dict[str, onnx.TensorProto] = {}
@@ -125,13 +126,14 @@ class GraphBuilder:
         )
         return helper.make_model(
             graph,
-            opset_imports=[helper.make_opsetid("", _OPSET), helper.make_opsetid(MICROSOFT, 1)],
+            opset_imports=[helper.make_opsetid("", self._opset), helper.make_opsetid(MICROSOFT, 1)],
             ir_version=_IR_VERSION,
             producer_name="dragoman",
         )
 
 
 FLOAT = TensorProto.FLOAT
+FLOAT16 = TensorProto.FLOAT16
 INT32 = TensorProto.INT32
 INT64 = TensorProto.INT64
 INT8 = TensorProto.INT8

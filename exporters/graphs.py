@@ -1,4 +1,4 @@
-"""The graphs of a bundle that run once a segment: encoder, candidates. Shapes as in docs/architecture.md.
+"""The CPU graphs of a bundle that run once a segment: encoder, candidates. Shapes as in docs/architecture.md.
 
 B newcomers, S padded source length, H heads, D head size, d width, V vocabulary, N candidates.
 """
@@ -16,20 +16,18 @@ from exporters.sublayers import embed, feed_forward, layer_norm, position_codes,
 from exporters.weight_store import WeightStore
 
 
-@dataclass(frozen=True)
-class GraphContext:
-    """What every graph of one variant is built from.
+@dataclass(frozen=True, kw_only=True)
+class ModelContext:
+    """What every graph of a bundle is built from.
 
     Attributes:
         checkpoint: quantised weights and configuration.
-        arithmetic: the variant's linear layers.
         store: the bundle's shared weights.
         max_source_tokens: source positions.
         max_target_tokens: target positions.
     """
 
     checkpoint: Checkpoint
-    arithmetic: Arithmetic
     store: WeightStore
     max_source_tokens: int
     max_target_tokens: int
@@ -46,6 +44,27 @@ class GraphContext:
         """Names of the cross-attention cache tensors, keys and values by decoder layer."""
         layers = range(self.checkpoint.config.decoder_layers)
         return [f"cross_{kind}_{layer}" for layer in layers for kind in ("key", "value")]
+
+    def cross_linears(self) -> list[str]:
+        """The linear layers that compute them from the encoder's output, likewise."""
+        layers = range(self.checkpoint.config.decoder_layers)
+        return [f"decoder.{layer}.cross_attention.{kind}" for layer in layers for kind in ("key", "value")]
+
+    @property
+    def alignment_layer(self) -> int:
+        """The decoder layer whose cross-attention is the alignment, counted from 0."""
+        return range(self.checkpoint.config.decoder_layers)[self.checkpoint.alignment.layer]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphContext(ModelContext):
+    """What every graph of one CPU variant is built from.
+
+    Attributes:
+        arithmetic: the variant's linear layers.
+    """
+
+    arithmetic: Arithmetic
 
 
 def encoder(context: GraphContext) -> onnx.ModelProto:
@@ -66,12 +85,7 @@ def encoder(context: GraphContext) -> onnx.ModelProto:
 
     # The cross-attention keys and values of every decoder layer, in one multiplication.
     names = context.cross_names()
-    linears = [
-        f"decoder.{layer}.cross_attention.{kind}"
-        for layer in range(config.decoder_layers)
-        for kind in ("key", "value")
-    ]
-    parts = graph.split(arithmetic.linear(graph, x, linears), len(names))
+    parts = graph.split(arithmetic.linear(graph, x, context.cross_linears()), len(names))
     for name, part in zip(names, parts, strict=True):
         heads = graph.op("Reshape", part, graph.ints(0, 0, config.num_heads, config.head_size))
         cross = graph.op("Transpose", heads, perm=[0, 2, 1, 3])

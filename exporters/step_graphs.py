@@ -1,4 +1,4 @@
-"""The decoder step graphs of a bundle: greedy, beams, guided. Shapes as in docs/architecture.md.
+"""The CPU decoder step graphs of a bundle: greedy, beams, guided. Shapes as in docs/architecture.md.
 
 B segments, K beams, R = B x K rows, S padded source length, H heads, D head size, d width, V vocabulary,
 N candidates, T slots of the self cache, C continuations.
@@ -59,6 +59,16 @@ def state_tensors(checkpoint: Checkpoint) -> tuple[StateTensor, ...]:
     )
 
 
+def state_dims(checkpoint: Checkpoint) -> dict[str, Dims]:
+    """Names and dimensions of the state tensors of R rows: cell_l [R,1,d], or self_*_l [R,H,T,D]."""
+    return {
+        state.name: ["R", *state.shape]
+        if state.kind == "cell"
+        else ["R", state.shape[0], "T", state.shape[1]]
+        for state in state_tensors(checkpoint)
+    }
+
+
 def decoder_step(context: GraphContext, kind: StepKind, *, shortlist: bool) -> onnx.ModelProto:
     """One step over the R rows of B segments: last tokens and caches in, chosen tokens and state out.
 
@@ -83,7 +93,7 @@ def decoder_step(context: GraphContext, kind: StepKind, *, shortlist: bool) -> o
     config = context.checkpoint.config
     graph = GraphBuilder(step_role(kind, shortlist=shortlist), context.store)
     decoder = _Decoder(graph, context, kind)
-    state_dims = decoder.declare_state()
+    decoder.declare_state()
     x = decoder.hidden()  # [R,1,d]
     x = graph.op("Squeeze", x, graph.ints(1))  # [R,d]
 
@@ -126,7 +136,7 @@ def decoder_step(context: GraphContext, kind: StepKind, *, shortlist: bool) -> o
         graph.output(token_ids, "token_ids", INT64, ["B", "C"])
         graph.output(best.beams, "beams", INT64, ["B", "C"])
         graph.output(best.scores, "scores", FLOAT, ["B", "C"])
-    for name, dims in state_dims.items():
+    for name, dims in state_dims(context.checkpoint).items():
         graph.output(f"next_{name}", f"next_{name}", FLOAT, dims)
     return graph.build()
 
@@ -150,23 +160,16 @@ class _Decoder:
             return GreedyRows(self.graph)
         return BeamRows(self.graph, self.context.checkpoint.config.d_model)
 
-    def declare_state(self) -> dict[str, Dims]:
-        """The graph's inputs but those of the token choice; returns the state's dimensions."""
+    def declare_state(self) -> None:
+        """The graph's inputs but those of the token choice."""
         graph, config = self.graph, self.context.checkpoint.config
         graph.input("last_ids", INT64, ["R", 1])
         graph.input("positions", INT32, ["R"])
         graph.input("source_mask", INT32, [self.segments, "S"])
         for name in self.context.cross_names():
             graph.input(name, FLOAT, [self.segments, config.num_heads, "S", config.head_size])
-        state_dims: dict[str, Dims] = {
-            state.name: ["R", *state.shape]
-            if state.kind == "cell"
-            else ["R", state.shape[0], "T", state.shape[1]]
-            for state in state_tensors(self.context.checkpoint)
-        }
-        for name, dims in state_dims.items():
+        for name, dims in state_dims(self.context.checkpoint).items():
             graph.input(name, FLOAT, dims)
-        return state_dims
 
     def hidden(self) -> str:
         """What the output projection sees, f32 [R,1,d]; writes next_* of every layer."""
@@ -185,15 +188,10 @@ class _Decoder:
     def attention(self) -> str:
         """The alignment heads' attention of each row, averaged, f32 [B,K,S]."""
         graph, heads = self.graph, self.context.checkpoint.alignment.heads
-        weights = graph.op("Softmax", f"cross_scores_{self._alignment_layer}", axis=-1)  # [B,H,K,S]
+        weights = graph.op("Softmax", f"cross_scores_{self.context.alignment_layer}", axis=-1)  # [B,H,K,S]
         if heads is not None:
             weights = graph.op("Gather", weights, graph.ints(*heads), axis=1)
         return graph.op("ReduceMean", weights, graph.ints(1), keepdims=0)
-
-    @property
-    def _alignment_layer(self) -> int:
-        checkpoint = self.context.checkpoint
-        return range(checkpoint.config.decoder_layers)[checkpoint.alignment.layer]
 
     def _layer(self, x: str, layer: int) -> str:
         graph, checkpoint = self.graph, self.context.checkpoint
@@ -245,7 +243,7 @@ class _Decoder:
         name = f"decoder.{layer}.cross_attention"
         query = self.rows.by_segment(arithmetic.linear(graph, x, [f"{name}.query"]))  # [B,K,d]
         outputs = [f"cross_attention_{layer}"]
-        if self.kind is StepKind.GUIDED and layer == self._alignment_layer:
+        if self.kind is StepKind.GUIDED and layer == self.context.alignment_layer:
             # Before the softmax, mask included.
             outputs += ["", "", f"cross_scores_{layer}"]
             num_heads = self.context.checkpoint.config.num_heads

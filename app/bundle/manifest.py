@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
 
-Variant = Literal["cpu-int8", "cpu-fp32"]
+Variant = Literal["cpu-int8", "cpu-fp32", "cuda-fp16"]
 LanguageCode = Annotated[str, Field(pattern=r"^[A-Za-z]{2,3}(-[A-Za-z0-9]{2,8})*$")]
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$", max_length=128)]
 """A plain name: bundles have no sub-folders, so nothing in them can point outside."""
@@ -86,7 +86,8 @@ class StateTensor(_Model):
         name: graph input; the graph output is the same with the prefix ``next_``.
         kind: ``kv``, shape [H, T, D] growing with the target, written in place; or ``cell``, fixed.
         shape: without the row axis; for ``kv`` [H, D], for ``cell`` [1, d].
-        dtype: element type.
+        dtype: element type in the graphs of the CPU variants. Those of cuda-fp16 take a ``kv`` tensor as
+            float16 and a ``cell`` as float32; their own inputs say so.
     """
 
     name: str
@@ -113,6 +114,8 @@ class VariantGraphs(_Model):
         shortlist_beam_step: one decoder step of beam search over given candidates.
         shortlist_guided_step: likewise, with adjusted logits and attention.
         candidates: candidate ids to the output projection restricted to them; None likewise.
+        copy_state: decoder state with some rows copied onto others, in place; for cuda-fp16 alone.
+        copy_cross: encoder outputs likewise.
     """
 
     encoder: FileName
@@ -123,6 +126,8 @@ class VariantGraphs(_Model):
     shortlist_beam_step: FileName | None = None
     shortlist_guided_step: FileName | None = None
     candidates: FileName | None = None
+    copy_state: FileName | None = None
+    copy_cross: FileName | None = None
 
     @property
     def file_names(self) -> tuple[str, ...]:
@@ -138,6 +143,8 @@ class VariantGraphs(_Model):
                 self.shortlist_beam_step,
                 self.shortlist_guided_step,
                 self.candidates,
+                self.copy_state,
+                self.copy_cross,
             )
             if name is not None
         )
@@ -150,6 +157,12 @@ class VariantGraphs(_Model):
             needed = getattr(self, kind) is not None and self.shortlist_step is not None
             if (getattr(self, f"shortlist_{kind}") is not None) != needed:
                 raise ValueError(f"shortlist_{kind} goes with {kind} and shortlist_step")
+        return self
+
+    @model_validator(mode="after")
+    def _copies_come_together(self) -> VariantGraphs:
+        if (self.copy_state is None) != (self.copy_cross is None):
+            raise ValueError("copy_state and copy_cross must be given together")
         return self
 
 
@@ -185,7 +198,7 @@ class Verification(_Model):
     """How the exported graphs compared with their PyTorch reference when the bundle was made.
 
     Attributes:
-        variant: the variant compared; int8 is reported, fp32 must agree.
+        variant: the variant compared; fp32 must agree, the others are reported.
         num_segments: segments translated by both.
         num_identical: segments whose tokens were the same.
         max_score_difference: largest absolute difference of scores among identical ones.
@@ -258,4 +271,15 @@ class Manifest(_Model):
             raise ValueError(f"named but not recorded under files: {', '.join(missing)}")
         if not self.variants:
             raise ValueError("a bundle needs at least one variant")
+        return self
+
+    @model_validator(mode="after")
+    def _graphs_are_those_of_their_variant(self) -> Manifest:
+        for variant, graphs in self.variants.items():
+            if (graphs.copy_state is not None) != (variant == "cuda-fp16"):
+                raise ValueError(
+                    f"{variant}: copy_state and copy_cross are graphs of cuda-fp16, and of no other"
+                )
+            if variant == "cuda-fp16" and graphs.shortlist_step is not None:
+                raise ValueError("cuda-fp16: there are no shortlist graphs for a GPU")
         return self

@@ -158,7 +158,7 @@ def test_texts_that_do_not_fit_cannot_verify_anything(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("num_identical", "difference", "passes"),
-    [(9, 9e-5, True), (9, 1.1e-4, False), (8, 0.0, False), (9, float("nan"), False)],
+    [(9, 9e-5, True), (9, 1.1e-4, False), (8, 0.0, False)],  # no number: `verify` itself refuses it
 )
 def test_fp32_must_agree_in_every_segment_and_in_the_score(
     num_identical: int, difference: float, passes: bool
