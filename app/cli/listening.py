@@ -9,7 +9,8 @@ from typing import Any
 
 from app.errors import DragomanError
 
-_BACKLOG = 2048
+BACKLOG = 2048
+"""Clients that may wait to be accepted."""
 _STALLED_READER_MS = 60_000
 """Milliseconds in which a client takes nothing of an answer, or acknowledges nothing, and is given up."""
 _NOT_HERE = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT})
@@ -67,7 +68,7 @@ class Listeners:
         """
         for bound in self.sockets:
             try:
-                bound.listen(_BACKLOG)
+                bound.listen(BACKLOG)
             except OSError as error:
                 self.close()
                 raise self._explained(error) from None

@@ -25,12 +25,13 @@ from app.api.reload import Reload
 from app.bundle import Bundle
 from app.cli.access import access_options, trusted_proxies
 from app.cli.connections import bounded_connections
-from app.cli.listening import Listeners
+from app.cli.idle_connections import MAX_ACCEPTED_AT_ONCE
+from app.cli.listening import BACKLOG, Listeners
 from app.cli.opening import open_engine, open_reloader
 from app.cli.terminal import has_hung_up
 from app.cli.version import installed_version
 from app.errors import DragomanError
-from app.observability import Metrics, configure_logging
+from app.observability import Metrics, configure_logging, num_lines_dropped
 from app.observability.tracing import Tracer, open_tracer
 from app.runtime.served_model import ServedModel
 from app.settings import Settings
@@ -99,6 +100,9 @@ class DrainingServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to accept connections, and say where."""
         await super().startup(sockets)
+        for listener in sockets or []:
+            # Uvicorn has one number for how many may wait and for how many one turn of the loop accepts.
+            listener.listen(BACKLOG)
         self._supervision = asyncio.create_task(
             self._engine.supervise(max_heartbeat_age_s=self._max_heartbeat_age_s)
         )
@@ -206,6 +210,7 @@ def run(
         access = access_options(settings, [bound.getsockname()[0] for bound in listeners.sockets])
         metrics = Metrics(CollectorRegistry())
         metrics.set_limits(max_waiting_tokens=settings.max_waiting_tokens)
+        metrics.watch_log(num_lines_dropped=num_lines_dropped)
         tracer = open_tracer(enabled=settings.tracing, version=installed_version())
         engine = open_engine(
             models(),
@@ -269,6 +274,7 @@ def server_config(app: Callable[..., Any], settings: Settings) -> uvicorn.Config
         # On h11, because the server's other parser, where it is installed, does not limit a request's head.
         http=bounded_connections(head_timeout_s=settings.head_timeout_s, max_head_bytes=_MAX_HEAD_BYTES),
         h11_max_incomplete_event_size=_MAX_HEAD_BYTES,
+        backlog=MAX_ACCEPTED_AT_ONCE,
         # By default the server would believe whatever runs on this machine, and an environment variable.
         proxy_headers=bool(proxies),
         forwarded_allow_ips=proxies,
