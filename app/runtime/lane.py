@@ -31,6 +31,8 @@ class Lane:
         *,
         max_admission_tokens: int,
         min_newcomers: int = 1,
+        company: int = 1,
+        max_held_steps: int = 0,
         max_bulk_share: float = 0.75,
         observer: RuntimeObserver,
         clock: Callable[[], float] = time.monotonic,
@@ -42,6 +44,8 @@ class Lane:
             runner: owned by this lane; not shared.
             max_admission_tokens: see `Scheduler`.
             min_newcomers: see `Scheduler`.
+            company: see `Scheduler`.
+            max_held_steps: see `Scheduler`.
             max_bulk_share: see `Scheduler`.
             observer: told of every step.
             clock: monotonic seconds.
@@ -52,6 +56,8 @@ class Lane:
             runner.groups,
             max_admission_tokens=max_admission_tokens,
             min_newcomers=min_newcomers,
+            company=company,
+            max_held_steps=max_held_steps,
             max_bulk_share=max_bulk_share,
         )
         self._observer = observer

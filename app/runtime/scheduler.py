@@ -70,6 +70,8 @@ class Scheduler:
         *,
         max_admission_tokens: int,
         min_newcomers: int = 1,
+        company: int = 1,
+        max_held_steps: int = 0,
         max_bulk_share: float = 0.75,
     ) -> None:
         """Create an empty schedule.
@@ -82,9 +84,15 @@ class Scheduler:
             min_newcomers: while more wait for a group than it has free slots, it takes newcomers only
                 this many at once, or a quarter of its slots if that is less: encoding a few sentences
                 together is cheaper than one by one.
+            company: while a group runs at least so many segments, fewer newcomers than this wait for others,
+                for the same reason.
+            max_held_steps: steps that they wait for company at most.
             max_bulk_share: share of a group's slots that bulk may hold, rounded down, at least one.
         """
         self._min_newcomers = min_newcomers
+        self._company = company
+        self._max_held_steps = max_held_steps
+        self._num_held_steps = [0] * len(groups)
         self._groups = tuple(groups)
         self._max_admission_tokens = max_admission_tokens
         self._max_bulk_rows = [max(1, int(group.max_rows * max_bulk_share)) for group in groups]
@@ -160,8 +168,9 @@ class Scheduler:
         if not self._groups_waiting:
             return admissions
         num_tokens = 0
+        in_company = [group for group in self._groups_waiting if not self._is_held(group)]
         open_to = tuple(
-            {group for group in self._groups_waiting if self._takes_newcomers(group, rank)}
+            {group for group in in_company if self._takes_newcomers(group, rank)}
             for rank in (_INTERACTIVE, _BULK)
         )
         while (choice := self._next_newcomer(*open_to)) is not None:
@@ -207,6 +216,7 @@ class Scheduler:
         slot = self._running[group].take(entry)
         self._group_of_running[entry] = group
         self._groups_running.add(group)
+        self._num_held_steps[group] = 0
         self._num_bulk_rows[group] += rank
         self._num_bulk_running += rank
         return Admission(entry, group, slot)
@@ -221,6 +231,14 @@ class Scheduler:
         if rank == _INTERACTIVE:
             return num_free
         return min(num_free, self._max_bulk_rows[group] - self._num_bulk_rows[group])
+
+    def _is_held(self, group: int) -> bool:
+        """Whether a group's newcomers wait one more step for company, while others keep the worker busy."""
+        num_waiting = sum(len(queues[group]) for queues in self._waiting)
+        if num_waiting >= self._company or len(self._running[group]) < self._company:
+            return False
+        self._num_held_steps[group] += 1
+        return self._num_held_steps[group] <= self._max_held_steps
 
     def _takes_newcomers(self, group: int, rank: int) -> bool:
         """Whether somebody waits, and the group has room for all or for enough to be worth a call."""

@@ -131,11 +131,12 @@ class Tokenizer:
         return ids
 
     def encode_sources(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return ``encode_source`` of each text; one call into the library, on the calling thread."""
-        batch: list[list[int]] = self._processor.encode(list(texts), num_threads=1)
-        for ids in batch:
-            ids.append(self._eos_id)
-        return batch
+        """Return ``encode_source`` of each text.
+
+        One call a text: the library starts a thread for a list, even for a list of one, and holds the
+        interpreter's lock until that thread has had its turn, which takes milliseconds on a busy machine.
+        """
+        return [self.encode_source(text) for text in texts]
 
     def count(self, text: str) -> int:
         """Return the number of ids of ``text``, EOS included."""
@@ -154,11 +155,8 @@ class Tokenizer:
         return str(self._processor.decode(list(ids)))
 
     def decode_batch(self, batch: Sequence[Sequence[int]]) -> list[str]:
-        """Return ``decode`` of each sequence; one call into the library, on the calling thread."""
-        if not batch:
-            return []
-        texts: list[str] = self._processor.decode([list(ids) for ids in batch], num_threads=1)
-        return texts
+        """Return ``decode`` of each sequence; one call each, for `encode_sources`' reason."""
+        return [self.decode(ids) for ids in batch]
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """Return the piece of each id; U+2581 stands for a space, EOS and unknown have the model's names.

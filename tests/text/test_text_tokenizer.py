@@ -4,6 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import sentencepiece
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -42,6 +43,22 @@ def test_batch_forms_agree_with_the_single_ones(tokenizer: Tokenizer) -> None:
     assert batch == [tokenizer.encode_source(sentence) for sentence in SENTENCES]
     targets = [ids[:-1] for ids in batch]
     assert tokenizer.decode_batch(targets) == [tokenizer.decode(ids) for ids in targets] == list(SENTENCES)
+
+
+def test_no_list_reaches_the_library_which_would_start_a_thread_for_it(model_path: Path) -> None:
+    class OneByOne(sentencepiece.SentencePieceProcessor):
+        def encode(self, text, **options):
+            assert isinstance(text, str)
+            return super().encode(text, **options)
+
+        def decode(self, ids, **options):
+            assert all(isinstance(token_id, int) for token_id in ids)
+            return super().decode(ids, **options)
+
+    tokenizer = Tokenizer(OneByOne(model_file=str(model_path)), eos_id=0)
+    batch = tokenizer.encode_sources(["one", "two three"])
+
+    assert len(tokenizer.decode_batch([ids[:-1] for ids in batch])) == 2
 
 
 def test_nothing_in_gives_nothing_out(tokenizer: Tokenizer) -> None:
