@@ -9,12 +9,14 @@ from pathlib import Path
 import onnxruntime
 
 from app.bundle import Bundle, Manifest, Variant
+from app.bundle.manifest import VariantGraphs
 from app.bundle.onnx_paths import external_files
 from app.errors import BundleCorrupt, BundleUnsupported
 
 _PROVIDERS = ["CPUExecutionProvider"]
 
-_Dims = tuple[int | None, ...]
+TensorDims = tuple[int | None, ...]
+"""Sizes that a graph must state for a tensor; None leaves one free, and () all of them."""
 
 
 @dataclass(frozen=True)
@@ -52,13 +54,9 @@ def load_model(bundle: Bundle, *, variant: Variant, use_shortlist: bool) -> Onnx
             that the manifest does not record.
     """
     manifest = bundle.manifest
-    graphs = manifest.variants.get(variant)
-    if graphs is None:
-        raise BundleUnsupported(
-            f"bundle {manifest.id} has no variant {variant}; it has {', '.join(sorted(manifest.variants))}"
-        )
+    graphs = graphs_of(manifest, variant)
     if use_shortlist and manifest.shortlist is not None and graphs.shortlist_step and graphs.candidates:
-        candidates = _session(bundle, graphs.candidates)
+        candidates = open_cpu_session(bundle, graphs.candidates)
         steps = graphs.shortlist_step, graphs.shortlist_beam_step, graphs.shortlist_guided_step
     else:
         candidates = None
@@ -66,37 +64,52 @@ def load_model(bundle: Bundle, *, variant: Variant, use_shortlist: bool) -> Onnx
     step, beam_step, guided_step = steps
     model = OnnxModel(
         manifest=manifest,
-        encoder=_session(bundle, graphs.encoder),
-        step=_session(bundle, step),
+        encoder=open_cpu_session(bundle, graphs.encoder),
+        step=open_cpu_session(bundle, step),
         candidates=candidates,
-        beam_step=None if beam_step is None else _session(bundle, beam_step),
-        guided_step=None if guided_step is None else _session(bundle, guided_step),
+        beam_step=None if beam_step is None else open_cpu_session(bundle, beam_step),
+        guided_step=None if guided_step is None else open_cpu_session(bundle, guided_step),
     )
-    _check_encoder(bundle, graphs.encoder, model.encoder)
+    check_encoder(bundle, graphs.encoder, model.encoder)
     for name, session in zip(steps, (model.step, model.beam_step, model.guided_step), strict=True):
         if name is not None and session is not None:
             _check_step(bundle, name, session, model)
     return model
 
 
-def _check_encoder(bundle: Bundle, name: str, session: onnxruntime.InferenceSession) -> None:
-    _require(bundle, name, session.get_inputs(), {"source_ids": (), "source_mask": ()})
-    _require(bundle, name, session.get_outputs(), _cross_dims(bundle.manifest))
+def graphs_of(manifest: Manifest, variant: Variant) -> VariantGraphs:
+    """The graphs of a variant.
+
+    Raises:
+        BundleUnsupported: there are none; names those there are.
+    """
+    graphs = manifest.variants.get(variant)
+    if graphs is None:
+        raise BundleUnsupported(
+            f"bundle {manifest.id} has no variant {variant}; it has {', '.join(sorted(manifest.variants))}. "
+            "Export it again with that variant"
+        )
+    return graphs
+
+
+def check_encoder(bundle: Bundle, name: str, session: onnxruntime.InferenceSession) -> None:
+    """Compare an encoder graph with the manifest.
+
+    Raises:
+        BundleCorrupt: as `require_tensors`.
+    """
+    require_tensors(bundle, name, session.get_inputs(), {"source_ids": (), "source_mask": ()})
+    require_tensors(bundle, name, session.get_outputs(), cross_dims(bundle.manifest))
 
 
 def _check_step(bundle: Bundle, name: str, session: onnxruntime.InferenceSession, model: OnnxModel) -> None:
-    state: dict[str, _Dims] = {
-        state.name: (None, state.shape[0], None, state.shape[1])
-        if state.kind == "kv"
-        else (None, *state.shape)
-        for state in bundle.manifest.state
-    }
-    inputs: dict[str, _Dims] = {"last_ids": (None, 1), "positions": (None,), "source_mask": (None, None)}
-    inputs |= _cross_dims(bundle.manifest) | state
+    state = state_dims(bundle.manifest)
+    inputs: dict[str, TensorDims] = {"last_ids": (None, 1), "positions": (None,), "source_mask": (None, None)}
+    inputs |= cross_dims(bundle.manifest) | state
     if model.candidates is not None:
         inputs |= {"candidate_ids": (), "candidate_mask": ()}
         inputs |= {output.name: () for output in model.candidates.get_outputs()}
-    outputs: dict[str, _Dims] = {f"next_{key}": dims for key, dims in state.items()}
+    outputs: dict[str, TensorDims] = {f"next_{key}": dims for key, dims in state.items()}
     if session is model.step:
         outputs |= {"token_ids": (), "log_probs": ()}
     else:
@@ -105,11 +118,22 @@ def _check_step(bundle: Bundle, name: str, session: onnxruntime.InferenceSession
     if session is model.guided_step:
         inputs |= {"adjusted_columns": (None, 2), "adjusted_divisors": (), "adjusted_addends": ()}
         outputs |= {"attention": ()}
-    _require(bundle, name, session.get_inputs(), inputs)
-    _require(bundle, name, session.get_outputs(), outputs)
+    require_tensors(bundle, name, session.get_inputs(), inputs)
+    require_tensors(bundle, name, session.get_outputs(), outputs)
 
 
-def _cross_dims(manifest: Manifest) -> dict[str, _Dims]:
+def state_dims(manifest: Manifest) -> dict[str, TensorDims]:
+    """The decoder state's tensors, in graph order: [R,H,T,D] or [R,1,d]."""
+    return {
+        state.name: (None, state.shape[0], None, state.shape[1])
+        if state.kind == "kv"
+        else (None, *state.shape)
+        for state in manifest.state
+    }
+
+
+def cross_dims(manifest: Manifest) -> dict[str, TensorDims]:
+    """The cross-attention cache's tensors, [B,H,S,D] each, by layer."""
     return {
         f"cross_{kind}_{layer}": (None, manifest.sizes.num_heads, None, manifest.sizes.head_size)
         for layer in range(manifest.sizes.decoder_layers)
@@ -117,8 +141,8 @@ def _cross_dims(manifest: Manifest) -> dict[str, _Dims]:
     }
 
 
-def _require(
-    bundle: Bundle, name: str, found: Sequence[onnxruntime.NodeArg], expected: Mapping[str, _Dims]
+def require_tensors(
+    bundle: Bundle, name: str, found: Sequence[onnxruntime.NodeArg], expected: Mapping[str, TensorDims]
 ) -> None:
     """Compare a graph's inputs or outputs with the manifest; None and () leave sizes free.
 
@@ -157,9 +181,14 @@ def session_options() -> onnxruntime.SessionOptions:
     return options
 
 
-def _session(bundle: Bundle, name: str) -> onnxruntime.InferenceSession:
+def open_cpu_session(bundle: Bundle, name: str) -> onnxruntime.InferenceSession:
+    """Load one graph for the CPU.
+
+    Raises:
+        BundleCorrupt: onnxruntime refuses it, or it reads a file that the manifest does not record.
+    """
     path = bundle.file(name)
-    _check_external_files(bundle, path)
+    check_external_files(bundle, path)
     try:
         return onnxruntime.InferenceSession(str(path), session_options(), providers=_PROVIDERS)
     except Exception as error:
@@ -169,8 +198,12 @@ def _session(bundle: Bundle, name: str) -> onnxruntime.InferenceSession:
         ) from error
 
 
-def _check_external_files(bundle: Bundle, graph: Path) -> None:
-    """Let a graph read nothing but files that the manifest records, which have plain, checked names."""
+def check_external_files(bundle: Bundle, graph: Path) -> None:
+    """Let a graph read nothing but files that the manifest records, which have plain, checked names.
+
+    Raises:
+        BundleCorrupt: names the file that is not recorded.
+    """
     try:
         locations = external_files(graph.read_bytes())
     except ValueError as error:
