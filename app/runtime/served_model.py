@@ -10,9 +10,13 @@ from app.bundle import Bundle, Variant
 from app.decoding.hypothesis import Hypothesis
 from app.decoding.options import MAX_BEAM_SIZE
 from app.decoding.shortlist import Shortlist
-from app.errors import BundleCorrupt, BundleUnsupported, InvalidOption
+from app.errors import BundleCorrupt, BundleUnsupported, DeviceUnavailable, InvalidOption
+from app.runtime.device import Device
+from app.runtime.device_model import DEVICE_VARIANTS, DeviceModel, load_device_model
+from app.runtime.device_runner import DeviceRunner
 from app.runtime.freed_memory import return_freed_memory
 from app.runtime.guidance_of_request import TargetPlan, plan_targets
+from app.runtime.limits_proof import prove_limits
 from app.runtime.onnx_model import OnnxModel, load_model
 from app.runtime.onnx_runner import OnnxRunner
 from app.runtime.preparation import PreparedText, assemble, prepare
@@ -36,7 +40,8 @@ class ServedModel:
         max_target_ratio: default limit of target tokens per source token.
         max_beam_size: widest beam; 1 when the bundle cannot search beams.
         can_guide: whether the bundle has the graphs for anything but the model's own choice of tokens.
-        make_runner: a fresh runner for one worker.
+        devices: where it runs; on GPUs one for each worker.
+        make_runner: a fresh runner for the worker of this number.
     """
 
     id: str
@@ -47,9 +52,10 @@ class ServedModel:
     max_source_tokens: int
     max_target_tokens: int
     max_target_ratio: float
-    make_runner: Callable[[], ModelRunner]
+    make_runner: Callable[[int], ModelRunner]
     max_beam_size: int = 1
     can_guide: bool = False
+    devices: tuple[Device, ...] = (Device(),)
 
     def check_request(self, request: TranslationRequest) -> None:
         """Refuse what this model cannot do, before any work.
@@ -119,17 +125,28 @@ class ServedModel:
         ]
 
 
-def load_served_model(bundle: Bundle, *, variant: Variant, max_rows: int, use_shortlist: bool) -> ServedModel:
+def load_served_model(
+    bundle: Bundle,
+    *,
+    variant: Variant,
+    max_rows: int,
+    use_shortlist: bool,
+    devices: Sequence[Device] = (Device(),),
+    gpu_memory_bytes: int | None = None,
+) -> ServedModel:
     """Open a bundle's sessions, tokenizer and shortlist; blocking.
 
     Args:
         bundle: a verified bundle.
         variant: which arithmetic.
         max_rows: rows per row group of a runner.
-        use_shortlist: limit the output to the bundle's shortlist, if it has one.
+        use_shortlist: limit the output to the bundle's shortlist, if it has one and the variant a use for it.
+        devices: where to run it: GPUs, one for each worker, or the CPU for all.
+        gpu_memory_bytes: most that all models may hold on a GPU in weights and row slots, or None.
 
     Raises:
         BundleError: something in the bundle cannot be used.
+        DeviceUnavailable: a device cannot be used, or has too little memory.
     """
     manifest = bundle.manifest
     if any(pair.target_token_id is not None for pair in manifest.pairs):
@@ -137,15 +154,22 @@ def load_served_model(bundle: Bundle, *, variant: Variant, max_rows: int, use_sh
             f"bundle {manifest.id} chooses its target language by a token, which this version does not feed "
             "to the model; export a bundle for one pair"
         )
-    model: OnnxModel = load_model(bundle, variant=variant, use_shortlist=use_shortlist)
     tokenizer = Tokenizer.open(bundle.file(manifest.tokenizer), eos_id=manifest.tokens.eos_id)
     if tokenizer.vocabulary_size != manifest.sizes.vocabulary_size:
         raise BundleCorrupt(
             f"bundle {manifest.id}: the tokenizer has {tokenizer.vocabulary_size} pieces and the model "
             f"{manifest.sizes.vocabulary_size}; they do not belong together, export the bundle again"
         )
+    graphs = _load_graphs(
+        bundle,
+        variant=variant,
+        max_rows=max_rows,
+        use_shortlist=use_shortlist,
+        devices=devices,
+        gpu_memory_bytes=gpu_memory_bytes,
+    )
     shortlist = None
-    if model.candidates is not None and manifest.shortlist is not None:
+    if graphs.need_candidates and manifest.shortlist is not None:
         shortlist = Shortlist.load(bundle.file(manifest.shortlist))
         _check_shortlist(bundle, shortlist)
     return_freed_memory()
@@ -158,13 +182,71 @@ def load_served_model(bundle: Bundle, *, variant: Variant, max_rows: int, use_sh
         max_source_tokens=manifest.limits.max_source_tokens,
         max_target_tokens=manifest.limits.max_target_tokens,
         max_target_ratio=manifest.limits.max_target_ratio,
-        make_runner=functools.partial(OnnxRunner, model, max_rows=max_rows),
+        make_runner=graphs.make_runner,
         # A step looks at twice as many continuations as beams, so the vocabulary must hold them.
         max_beam_size=(
-            1 if model.beam_step is None else max(1, min(MAX_BEAM_SIZE, manifest.sizes.vocabulary_size // 2))
+            max(1, min(MAX_BEAM_SIZE, manifest.sizes.vocabulary_size // 2)) if graphs.can_search_beams else 1
         ),
-        can_guide=model.guided_step is not None,
+        can_guide=graphs.can_guide,
+        devices=tuple(devices),
     )
+
+
+@dataclass(frozen=True)
+class _Graphs:
+    """What a variant's loaded graphs can do, and runners of them."""
+
+    make_runner: Callable[[int], ModelRunner]
+    can_search_beams: bool
+    can_guide: bool
+    need_candidates: bool = False
+
+
+def _load_graphs(
+    bundle: Bundle,
+    *,
+    variant: Variant,
+    max_rows: int,
+    use_shortlist: bool,
+    devices: Sequence[Device],
+    gpu_memory_bytes: int | None,
+) -> _Graphs:
+    if variant in DEVICE_VARIANTS:
+        loaded = [
+            load_device_model(bundle, variant=variant, device=device, memory_limit_bytes=gpu_memory_bytes)
+            for device in devices
+        ]
+        return _Graphs(
+            functools.partial(_device_runner, loaded, max_rows=max_rows),
+            can_search_beams=loaded[0].beam_step is not None,
+            can_guide=loaded[0].guided_step is not None,
+        )
+    if gpus := [str(device) for device in devices if device.kind != "cpu"]:
+        raise DeviceUnavailable(
+            f"variant {variant} runs on the CPU alone, not on {', '.join(gpus)}; ask for cuda-fp16, or set "
+            "DRAGOMAN_DEVICE=cpu"
+        )
+    model: OnnxModel = load_model(bundle, variant=variant, use_shortlist=use_shortlist)
+    prove_limits(bundle, model)
+
+    def make_runner(_worker_index: int) -> ModelRunner:
+        return OnnxRunner(model, max_rows=max_rows)
+
+    return _Graphs(
+        make_runner,
+        can_search_beams=model.beam_step is not None,
+        can_guide=model.guided_step is not None,
+        need_candidates=model.candidates is not None,
+    )
+
+
+def _device_runner(models: Sequence[DeviceModel], worker_index: int, *, max_rows: int) -> DeviceRunner:
+    """A runner on the worker's GPU; on the CPU all workers share the sessions."""
+    if models[0].device.kind == "cpu":
+        worker_index = 0
+    if worker_index >= len(models):
+        raise ValueError(f"worker {worker_index} has no GPU of its own; there are {len(models)}")
+    return DeviceRunner(models[worker_index], max_rows=max_rows)
 
 
 def _check_shortlist(bundle: Bundle, shortlist: Shortlist) -> None:
