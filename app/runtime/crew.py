@@ -14,7 +14,8 @@ from app.runtime.lane import Lane
 from app.runtime.worker import Worker
 
 Deliver = Callable[[Outcome], None]
-MakeLane = Callable[[], Lane]
+MakeLane = Callable[[int], Lane]
+"""A fresh lane for the worker of this number."""
 
 
 @dataclass(eq=False)
@@ -60,14 +61,14 @@ class Crew:
         """Prepare the workers.
 
         Args:
-            make_lanes: a fresh lane, by the edition's name; may take a while.
+            make_lanes: a fresh lane for a worker, by the edition's name; may take a while.
             num_workers: seats.
             clock: monotonic seconds.
         """
         self._make_lanes = dict(make_lanes)
         self._clock = clock
         self._seats = [
-            Seat(Worker(f"dragoman-decode-{index}", _made(make_lanes), clock=clock))
+            Seat(Worker(f"dragoman-decode-{index}", _made(make_lanes, index), clock=clock))
             for index in range(num_workers)
         ]
         # Held while lanes are made for workers, so that none misses those that another call opens.
@@ -192,19 +193,19 @@ class Crew:
             if seat.replaced:
                 return replaced, f"decoding thread {index} {fault}, as did the one before it"
             seat.replaced, seat.seen_at_s = True, None
-            await self._fill_again(seat, f"dragoman-decode-{index}-again")
+            await self._fill_again(seat, index)
             if not self._stopping:
                 seat.worker.start()
                 replaced.append(seat)
         return replaced, None
 
-    async def _fill_again(self, seat: Seat, name: str) -> None:
+    async def _fill_again(self, seat: Seat, index: int) -> None:
         async with self._making:
             # Its buffers take a while to come by.
-            lanes = await asyncio.to_thread(_made, dict(self._make_lanes))
+            lanes = await asyncio.to_thread(_made, dict(self._make_lanes), index)
             if not self._stopping:
                 wanted = {lane: lanes[lane] for lane in self._make_lanes}
-                seat.worker = Worker(name, wanted, clock=self._clock)
+                seat.worker = Worker(f"dragoman-decode-{index}-again", wanted, clock=self._clock)
 
     def _fault(self, seat: Seat, *, max_heartbeat_age_s: float) -> str | None:
         if not seat.worker.alive:
@@ -236,12 +237,12 @@ class Crew:
         return all(finished)
 
 
-def _made(make_lanes: Mapping[str, MakeLane]) -> dict[str, Lane]:
-    return {name: make_lane() for name, make_lane in make_lanes.items()}
+def _made(make_lanes: Mapping[str, MakeLane], worker_index: int) -> dict[str, Lane]:
+    return {name: make_lane(worker_index) for name, make_lane in make_lanes.items()}
 
 
 def _made_for_each(make_lanes: Mapping[str, MakeLane], num_workers: int) -> list[dict[str, Lane]]:
-    return [_made(make_lanes) for _ in range(num_workers)]
+    return [_made(make_lanes, index) for index in range(num_workers)]
 
 
 def _post(loop: asyncio.AbstractEventLoop, call: Callable[..., None], *given: object) -> None:

@@ -28,8 +28,10 @@ from app.runtime.onnx_model import (
     session_options,
     state_dims,
 )
+from app.runtime.onnx_providers import CUDA_PROVIDER, cuda_provider_fault, installed_runtime
 
-_CUDA = "CUDAExecutionProvider"
+DEVICE_VARIANTS: tuple[Variant, ...] = ("cuda-fp16",)
+"""Those whose graphs this file loads; all others are for the CPU's runner."""
 _DTYPES: Mapping[str, npt.DTypeLike] = {"tensor(float16)": np.float16, "tensor(float)": np.float32}
 
 
@@ -140,13 +142,17 @@ class _Opener:
         self._use_cuda_graphs = use_cuda_graphs
         self._stream = 0
         if device.kind == "cuda":
-            if _CUDA not in onnxruntime.get_available_providers():
+            runtime = installed_runtime()
+            if CUDA_PROVIDER not in runtime.providers:
                 raise DeviceUnavailable(
-                    f"{device} was asked for, and this onnxruntime {onnxruntime.__version__} has no {_CUDA}; "
+                    f"{device} was asked for, and this onnxruntime {runtime.version} has no {CUDA_PROVIDER}; "
                     "install onnxruntime-gpu in its place"
                 )
-            # One stream for all sessions: encoder, copies and steps keep their order without waiting.
-            self._stream = _driver().create_stream(device.index)
+            with GATE.using():
+                if (fault := cuda_provider_fault(device.index)) is not None:
+                    raise DeviceUnavailable(_refusal(device, "any graph", fault))
+                # One stream for all sessions: encoder, copies and steps keep their order without waiting.
+                self._stream = _driver().create_stream(device.index)
 
     def __call__(self, name: str, *, captures: bool = False) -> onnxruntime.InferenceSession:
         if self._device.kind == "cpu":
@@ -162,7 +168,7 @@ class _Opener:
         # A node without a CUDA kernel is an error, not a detour of every step through the CPU.
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
         provider = (
-            _CUDA,
+            CUDA_PROVIDER,
             cuda_options(
                 self._device,
                 stream=self._stream,
@@ -179,8 +185,8 @@ class _Opener:
             # The CPU runs the same graph: if it refuses it too, the bundle is at fault.
             open_cpu_session(self._bundle, name)
             raise DeviceUnavailable(_refusal(self._device, str(path), str(error))) from error
-        if _CUDA not in session.get_providers():
-            raise DeviceUnavailable(_refusal(self._device, str(path), f"{_CUDA} did not start"))
+        if CUDA_PROVIDER not in session.get_providers():
+            raise DeviceUnavailable(_refusal(self._device, str(path), "the provider did not start"))
         taken_bytes = max(0, before_bytes - _driver().memory_info(self._device.index).free_bytes)
         LEDGER.take(
             self._device,
@@ -223,13 +229,13 @@ def _driver() -> cuda_driver.CudaDriver:
     return cuda_driver.probe()
 
 
-def _refusal(device: Device, path: str, reason: str) -> str:
+def _refusal(device: Device, what: str, reason: str) -> str:
     driver = _driver()
     gpu = next((gpu.name for gpu in driver.gpus if gpu.index == device.index), "no such GPU")
     major, minor = driver.version
     return (
-        f"onnxruntime {onnxruntime.__version__} with {_CUDA} cannot run {path} on {device} ({gpu}; driver "
-        f"for CUDA {major}.{minor}): {reason}. onnxruntime-gpu needs the CUDA and cuDNN libraries that it "
+        f"{installed_runtime()} with {CUDA_PROVIDER} cannot run {what} on {device} ({gpu}; driver for "
+        f"CUDA {major}.{minor}): {reason}. onnxruntime-gpu needs the CUDA and cuDNN libraries that it "
         "was built for, and a driver at least as new"
     )
 

@@ -19,7 +19,7 @@ class EngineOptions:
     """How the engine uses the machine.
 
     Attributes:
-        num_workers: decoding threads, one per core.
+        num_workers: decoding threads, one per core, or one per GPU.
         max_waiting_tokens: source tokens times beams admitted and not finished, over all requests.
         max_admission_tokens: padded source tokens encoded between two decoder steps.
         max_rows: rows per row group of a worker.
@@ -40,12 +40,17 @@ class EngineOptions:
 
 
 def make_lane(
-    model: ServedModel, *, options: EngineOptions, observer: RuntimeObserver, clock: Callable[[], float]
+    model: ServedModel,
+    worker_index: int = 0,
+    *,
+    options: EngineOptions,
+    observer: RuntimeObserver,
+    clock: Callable[[], float],
 ) -> Lane:
-    """A lane with a runner of its own, whose buffers may take a while to come by."""
+    """A lane with a runner of its own for this worker, whose buffers may take a while to come by."""
     return Lane(
         model.id,
-        model.make_runner(),
+        model.make_runner(worker_index),
         max_admission_tokens=options.max_admission_tokens,
         min_newcomers=max(1, options.max_rows // 4),
         company=_COMPANY,

@@ -87,7 +87,7 @@ async def running_service(log: StepLog) -> AsyncIterator[tuple[Engine, int]]:
         max_source_tokens=64,
         max_target_tokens=100_000,
         max_target_ratio=10_000.0,
-        make_runner=lambda: LoggedRunner(tokenizer, log),
+        make_runner=lambda _worker: LoggedRunner(tokenizer, log),
     )
     engine = Engine([model], EngineOptions(num_workers=1))
     app = create_app(engine, ApiOptions(), metrics=Metrics(CollectorRegistry()))

@@ -79,7 +79,7 @@ async def make_engine(tokenizer: Tokenizer) -> AsyncIterator[MakeEngine]:
                 max_source_tokens=16,
                 max_target_tokens=32,
                 max_target_ratio=2.0,
-                make_runner=lambda: make_runner(tokenizer.vocabulary_size, before_step),
+                make_runner=lambda _worker: make_runner(tokenizer.vocabulary_size, before_step),
                 max_beam_size=max_beam_size,
             )
             for source, target in pairs

@@ -54,7 +54,7 @@ class Loading:
     def model(self, tokenizer: Tokenizer) -> ServedModel:
         source, target = self.id.split("-")
 
-        def make_runner() -> StampRunner:
+        def make_runner(_worker: int) -> StampRunner:
             self.before_runner()
             runner = StampRunner(tokenizer, self)
             self.runners.add(runner)

@@ -346,6 +346,6 @@ async def test_the_helpers_can_tell_who_translated(tokenizer: Tokenizer) -> None
 
 
 async def _echoed(tokenizer: Tokenizer, model: ServedModel) -> str:
-    echo = replace(model, make_runner=lambda: EchoRunner(tokenizer.vocabulary_size, lambda: None))
+    echo = replace(model, make_runner=lambda _worker: EchoRunner(tokenizer.vocabulary_size, lambda: None))
     async with serving(echo) as engine:
         return (await engine.translate(request(TEXT))).texts[0].text

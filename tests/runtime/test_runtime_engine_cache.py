@@ -62,7 +62,7 @@ class Model:
             max_source_tokens=16,
             max_target_tokens=32,
             max_target_ratio=2.0,
-            make_runner=lambda: ScrambleRunner(self, self._tokenizer.vocabulary_size),
+            make_runner=lambda _worker: ScrambleRunner(self, self._tokenizer.vocabulary_size),
         )
 
     def before_step(self) -> None:
