@@ -51,6 +51,18 @@ Bundles = Annotated[
     Optional[Path],  # noqa: UP045  # typer reads the annotation at run time
     typer.Option("--bundles", help="Folder of bundles, or one bundle. Default: the shipped ones."),
 ]
+Device = Annotated[
+    Optional[str],  # noqa: UP045  # typer reads the annotation at run time
+    typer.Option(help="Where to run: auto, cpu, cuda (every GPU) or cuda:N. Default: auto."),
+]
+Variant = Annotated[
+    Optional[str],  # noqa: UP045  # likewise
+    typer.Option(help="Graphs to run: auto, cpu-int8, cpu-fp32 or cuda-fp16. Default: auto."),
+]
+Workers = Annotated[
+    Optional[int],  # noqa: UP045  # likewise
+    typer.Option(help="Decoding threads. Default: the usable cores, or one for each GPU."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 
@@ -76,8 +88,9 @@ def serve(
     host: Annotated[str | None, typer.Option(help="Address to listen on. Default: 127.0.0.1.")] = None,
     port: Annotated[int | None, typer.Option(help="TCP port. Default: 8000.")] = None,
     bundles: Bundles = None,
-    variant: Annotated[str | None, typer.Option(help="Graphs to run: cpu-int8 or cpu-fp32.")] = None,
-    workers: Annotated[int | None, typer.Option(help="Decoding threads. Default: the usable cores.")] = None,
+    device: Device = None,
+    variant: Variant = None,
+    workers: Workers = None,
     max_rows: Annotated[int | None, typer.Option(help="Segments decoded together per worker.")] = None,
     drain_s: Annotated[
         float | None, typer.Option(help="Seconds that admitted work may take to finish.")
@@ -93,6 +106,7 @@ def serve(
             "host": host,
             "port": port,
             "bundles": bundles,
+            "device": device,
             "variant": variant,
             "num_workers": workers,
             "max_rows": max_rows,
@@ -128,8 +142,9 @@ def translate(
             "--shortlist/--no-shortlist", help="Use the bundle's lexical shortlist. Default: if it has one."
         ),
     ] = None,
-    variant: Annotated[str | None, typer.Option(help="Graphs to run: cpu-int8 or cpu-fp32.")] = None,
-    workers: Annotated[int | None, typer.Option(help="Decoding threads. Default: the usable cores.")] = None,
+    device: Device = None,
+    variant: Variant = None,
+    workers: Workers = None,
 ) -> None:
     """Translate TEXTs, or --input line by line, or standard input line by line.
 
@@ -164,6 +179,7 @@ def translate(
             encoding=encoding,
             overrides={
                 "bundles": bundle or bundles,
+                "device": device,
                 "variant": variant,
                 "num_workers": workers,
                 "use_shortlist": shortlist,

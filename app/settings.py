@@ -10,13 +10,14 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from app.bundle import Variant, default_directory
 from app.errors import SettingsError
+from app.runtime.device import refuse_contradiction
 
 PREFIX = "DRAGOMAN_"
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
@@ -91,17 +92,31 @@ class Settings(BaseSettings):
         default_factory=default_directory,
         description="Folder of bundles, or one bundle. Default: the bundles shipped with the service.",
     )
-    variant: Variant = Field(
-        default="cpu-int8", description="Which graphs of each bundle run: cpu-int8 or cpu-fp32."
+    device: str = Field(
+        default="auto",
+        pattern=r"^(auto|cpu|cuda(:[0-9]{1,3})?)$",
+        description="Where the models run: cpu, cuda (every GPU), cuda:N (that GPU), or auto: every GPU if "
+        "all of them and all bundles fit together, else the CPU.",
     )
-    num_workers: int = Field(
-        default_factory=available_cores,
-        ge=1,
-        le=1024,
-        description="Decoding threads. Default: the cores this process may use (affinity, container limit).",
+    variant: Literal["auto", Variant] = Field(
+        default="auto",
+        description="Which graphs of each bundle run: cpu-int8, cpu-fp32, cuda-fp16, or auto: cpu-int8 on a "
+        "CPU and cuda-fp16 on GPUs.",
     )
-    max_rows: int = Field(
-        default=64, ge=1, le=4096, description="Segments decoded together per worker, rows."
+    gpu_memory_mb: int = Field(
+        default=0,
+        ge=0,
+        le=1_048_576,
+        description="Most memory of each GPU for weights and row slots, MiB; 0: no limit of ours.",
+    )
+    num_workers: Annotated[int, Field(ge=1, le=1024)] | Literal["auto"] = Field(
+        default="auto",
+        description="Decoding threads; auto: the cores this process may use (affinity, container limit), or "
+        "on GPUs one each, where no other number will do.",
+    )
+    max_rows: Annotated[int, Field(ge=1, le=4096)] | Literal["auto"] = Field(
+        default="auto",
+        description="Segments decoded together per worker, rows; auto: 64 on a CPU, 256 on a GPU.",
     )
     max_waiting_tokens: int = Field(
         default=131_072,
@@ -109,11 +124,10 @@ class Settings(BaseSettings):
         le=1_000_000_000,
         description="Source tokens (times beams) accepted and not yet finished, all requests; more gets 429.",
     )
-    max_admission_tokens: int = Field(
-        default=1024,
-        ge=64,
-        le=1_000_000,
-        description="Padded source tokens encoded between two decoder steps.",
+    max_admission_tokens: Annotated[int, Field(ge=64, le=1_000_000)] | Literal["auto"] = Field(
+        default="auto",
+        description="Padded source tokens encoded between two decoder steps; auto: 1024 on a CPU, 16384 on a "
+        "GPU.",
     )
     use_shortlist: bool = Field(
         default=True,
@@ -243,18 +257,20 @@ def load_settings(
         environ: checked for misspelt names; the values themselves come from the process environment.
 
     Raises:
-        SettingsError: a ``DRAGOMAN_*`` variable is unknown, ill-typed or out of range.
+        SettingsError: a ``DRAGOMAN_*`` variable is unknown, ill-typed, out of range or at odds with another.
     """
     _refuse_unknown_names(environ)
     given = {name: value for name, value in (overrides or {}).items() if value is not None}
     try:
-        return Settings(**given)  # type: ignore[arg-type]  # checked by the model, that is the point
+        settings = Settings(**given)  # type: ignore[arg-type]  # checked by the model, that is the point
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         name = str(first["loc"][0])
         origin = f"--{name.replace('_', '-')}" if name in given else f"{PREFIX}{name.upper()}"
         about = Settings.model_fields[name].description if name in Settings.model_fields else ""
         raise SettingsError(f"{origin} is {first['input']!r}: {first['msg']}. {about}".strip()) from None
+    refuse_contradiction(settings.device, settings.variant)
+    return settings
 
 
 def _refuse_unknown_names(environ: Mapping[str, str]) -> None:

@@ -5,31 +5,45 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from app.bundle import Bundle
+from app.cli.placement import Placement
 from app.errors import BundleError
+from app.runtime.device_choice import require_gpu_graphs
 from app.runtime.memory_shortage import lacks_memory
 from app.runtime.served_model import ServedModel, load_served_model
 from app.settings import Settings
 
 
-def load_models(bundles: Sequence[Bundle], settings: Settings) -> list[ServedModel]:
+def load_models(bundles: Sequence[Bundle], settings: Settings, placement: Placement) -> list[ServedModel]:
     """Load the bundles one after the other; takes seconds for large ones.
 
     Args:
         bundles: what to load.
-        settings: which arithmetic, how many rows, whether with shortlists.
+        settings: whether with shortlists.
+        placement: which arithmetic, on which devices, how many rows.
 
     Raises:
         BundleError: something in a bundle cannot be used, or there is too little memory for it.
     """
-    return [_loaded(bundle, settings) for bundle in bundles]
+    return [_loaded(bundle, settings, placement) for bundle in bundles]
 
 
-def _loaded(bundle: Bundle, settings: Settings) -> ServedModel:
+def _loaded(bundle: Bundle, settings: Settings, placement: Placement) -> ServedModel:
+    choice = placement.choice
     try:
+        if choice.on_gpus:
+            require_gpu_graphs(bundle)
+            return load_served_model(
+                bundle,
+                variant=choice.variant,
+                max_rows=placement.max_rows,
+                use_shortlist=settings.use_shortlist,
+                devices=choice.devices,
+                gpu_memory_bytes=placement.gpu_memory_bytes,
+            )
         return load_served_model(
             bundle,
-            variant=settings.variant,
-            max_rows=settings.max_rows,
+            variant=choice.variant,
+            max_rows=placement.max_rows,
             use_shortlist=settings.use_shortlist,
         )
     except Exception as error:

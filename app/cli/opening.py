@@ -9,6 +9,7 @@ from pathlib import Path
 
 from app.bundle import Bundle, discover
 from app.cli.loading import load_models
+from app.cli.placement import Placement
 from app.errors import InvalidRequest
 from app.runtime.engine import Engine, EngineOptions
 from app.runtime.events import RuntimeObserver
@@ -35,6 +36,7 @@ class Choice:
 def open_engine(
     models: Sequence[ServedModel],
     settings: Settings,
+    placement: Placement,
     *,
     max_waiting_tokens: int,
     observer: RuntimeObserver,
@@ -46,16 +48,17 @@ def open_engine(
     Args:
         models: what it serves.
         settings: how to use the machine.
+        placement: likewise, where it depends on the devices.
         max_waiting_tokens: see `EngineOptions`.
         observer: told of every step.
         cache_observer: told of every look-up in the translation cache.
         request_timeout_s: see `EngineOptions`; the setting of that name is for requests over HTTP alone.
     """
     options = EngineOptions(
-        num_workers=settings.num_workers,
+        num_workers=placement.num_workers,
         max_waiting_tokens=max_waiting_tokens,
-        max_admission_tokens=settings.max_admission_tokens,
-        max_rows=settings.max_rows,
+        max_admission_tokens=placement.max_admission_tokens,
+        max_rows=placement.max_rows,
         use_shortlist=settings.use_shortlist,
         max_bulk_share=settings.max_bulk_share,
         request_timeout_s=request_timeout_s,
@@ -68,22 +71,24 @@ def open_reloader(
     engine: Engine,
     bundles: Iterable[Bundle],
     settings: Settings,
+    placement: Placement,
     *,
     observe: Callable[[ReloadOutcome], None],
 ) -> Reloader:
-    """What loads the bundles anew, from the same folder and with the same settings as at the start.
+    """What loads the bundles anew, from the same folder, with the same settings and devices as at the start.
 
     Args:
         engine: what serves them.
         bundles: those it serves now.
         settings: of the service.
+        placement: where it runs.
         observe: told how each reload ended.
     """
     return Reloader(
         engine,
         bundles,
         read=functools.partial(discover, settings.bundles),
-        load=lambda bundle: load_models([bundle], settings)[0],
+        load=lambda bundle: load_models([bundle], settings, placement)[0],
         observe=observe,
     )
 

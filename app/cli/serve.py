@@ -14,6 +14,7 @@ from types import FrameType
 from app.bundle import discover
 from app.cli.listening import Listeners
 from app.cli.loading import load_models
+from app.cli.placement import place_models
 from app.settings import load_settings
 
 
@@ -33,12 +34,19 @@ def serve(overrides: Mapping[str, object]) -> None:
         bundles = discover(settings.bundles)
         # Loading is the runtime's work and importing the interpreter's: each has a core to itself.
         loader = ThreadPoolExecutor(1, thread_name_prefix="dragoman-load")
-        loading = [loader.submit(load_models, bundles, settings)]
+        placing = loader.submit(place_models, settings, bundles)
+        loading = [loader.submit(lambda: load_models(bundles, settings, placing.result()))]
         loader.shutdown(wait=False)
         from app.cli.web_server import run
 
         # Taken out, for what refers to the models would keep them in memory when others take their place.
-        run(settings, listeners, bundles=bundles, models=lambda: loading.pop().result())
+        run(
+            settings,
+            listeners,
+            bundles=bundles,
+            placement=placing.result,
+            models=lambda: loading.pop().result(),
+        )
     except SystemExit as ended:
         # Uvicorn has logged why it could not start; its own exit codes are not part of our contract.
         raise SystemExit(1 if ended.code else 0) from None

@@ -22,6 +22,7 @@ from app.cli.lines import Line, LineDecoder, lines_of_descriptor
 from app.cli.loading import load_models
 from app.cli.opening import Choice, choose, open_engine
 from app.cli.output_place import OutputPlace
+from app.cli.placement import Placement, place_models, tell_placement
 from app.cli.progress import LineProgress
 from app.decoding.options import DecodingOptions
 from app.errors import InvalidOption
@@ -129,6 +130,8 @@ def translate(
     if file is None:
         _check_streams(needs_input=not texts)
     choice = choose(settings.bundles, source=source, target=target)
+    placement = place_models(settings, [choice.bundle])
+    tell_placement(placement)
     with ExitStack() as stack:
         job = None
         if file is not None:
@@ -139,19 +142,20 @@ def translate(
             if file.report is not None:
                 _check_report(file.report, place, source_file=file.source_file, force=file.force)
             facts = inspect_input(file.source_file, decoder)
-            identity = _identity(facts, choice, settings, decoder, decoding)
+            identity = _identity(facts, choice, settings, placement, decoder, decoding)
             output = stack.enter_context(PartialOutput(place, identity, resume=file.resume))
             job = _FileJob(file.source_file, facts, output)
         engine = open_engine(
-            load_models([choice.bundle], settings),
+            load_models([choice.bundle], settings, placement),
             settings,
+            placement,
             max_waiting_tokens=_UNBOUNDED_TOKENS,
             observer=SilentObserver(),
         )
         translator = Translator(engine, choice.pair, decoding)
         window = Window(
             max_items=max(
-                _MIN_LINES_IN_FLIGHT, _LINES_IN_FLIGHT_PER_ROW * settings.max_rows * settings.num_workers
+                _MIN_LINES_IN_FLIGHT, _LINES_IN_FLIGHT_PER_ROW * placement.max_rows * placement.num_workers
             ),
             max_size=_MAX_CHARACTERS_IN_FLIGHT,
         )
@@ -176,7 +180,7 @@ def translate(
 
         elapsed_s = asyncio.run(run())
     if file is not None and file.report is not None:
-        report = _report(translator, choice, settings, decoding, elapsed_s=elapsed_s)
+        report = _report(translator, choice, settings, placement, decoding, elapsed_s=elapsed_s)
         file.report.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     for remark in translator.remarks():
         print(remark, file=sys.stderr)
@@ -271,7 +275,12 @@ def _check_streams(*, needs_input: bool) -> None:
 
 
 def _identity(
-    facts: InputFacts, choice: Choice, settings: Settings, decoder: LineDecoder, decoding: DecodingOptions
+    facts: InputFacts,
+    choice: Choice,
+    settings: Settings,
+    placement: Placement,
+    decoder: LineDecoder,
+    decoding: DecodingOptions,
 ) -> JobIdentity:
     return JobIdentity(
         input_sha256=facts.sha256,
@@ -281,7 +290,7 @@ def _identity(
         target=choice.pair.target,
         model=choice.pair.model,
         manifest_sha256=sha256_of(choice.bundle.path / MANIFEST_NAME),
-        variant=settings.variant,
+        variant=placement.choice.variant,
         use_shortlist=settings.use_shortlist,
         beam_size=decoding.beam_size,
         length_penalty=decoding.length_penalty,
@@ -304,6 +313,7 @@ def _report(
     translator: Translator,
     choice: Choice,
     settings: Settings,
+    placement: Placement,
     decoding: DecodingOptions,
     *,
     elapsed_s: float,
@@ -313,7 +323,8 @@ def _report(
         "model": choice.pair.model,
         "source": choice.pair.source,
         "target": choice.pair.target,
-        "variant": settings.variant,
+        "variant": placement.choice.variant,
+        "devices": [str(device) for device in placement.choice.devices],
         "use_shortlist": settings.use_shortlist,
         "beam_size": decoding.beam_size,
         "length_penalty": decoding.length_penalty,

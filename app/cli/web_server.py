@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
+import logging
 import signal
 import socket
 from collections.abc import Callable, Sequence
@@ -25,9 +27,11 @@ from app.api.reload import Reload
 from app.bundle import Bundle
 from app.cli.access import access_options, trusted_proxies
 from app.cli.connections import bounded_connections
+from app.cli.gpu_memory import gpu_memory
 from app.cli.idle_connections import MAX_ACCEPTED_AT_ONCE
 from app.cli.listening import BACKLOG, Listeners
 from app.cli.opening import open_engine, open_reloader
+from app.cli.placement import Placement
 from app.cli.terminal import has_hung_up
 from app.cli.version import installed_version
 from app.errors import DragomanError
@@ -193,6 +197,7 @@ def run(
     listeners: Listeners,
     *,
     bundles: Sequence[Bundle],
+    placement: Callable[[], Placement],
     models: Callable[[], Sequence[ServedModel]],
 ) -> None:
     """Answer requests until a signal comes.
@@ -201,6 +206,7 @@ def run(
         settings: of the service.
         listeners: the bound sockets, which the caller closes.
         bundles: what the models are made of.
+        placement: waits until it is known where the models run, and returns that.
         models: waits for the models, which are still being loaded, and returns them.
     """
     configure_logging(settings.log_format, settings.log_level)
@@ -212,9 +218,24 @@ def run(
         metrics.set_limits(max_waiting_tokens=settings.max_waiting_tokens)
         metrics.watch_log(num_lines_dropped=num_lines_dropped)
         tracer = open_tracer(enabled=settings.tracing, version=installed_version())
+        placed = placement()
+        choice = placed.choice
+        log.log(
+            logging.WARNING if choice.is_second_best else logging.INFO,
+            "device",
+            devices=[str(device) for device in choice.devices],
+            variant=choice.variant,
+            reason=choice.reason,
+        )
+        metrics.watch_devices(
+            variant=choice.variant,
+            devices=[str(device) for device in choice.devices],
+            memory=functools.partial(gpu_memory, choice),
+        )
         engine = open_engine(
             models(),
             settings,
+            placed,
             max_waiting_tokens=settings.max_waiting_tokens,
             observer=metrics,
             cache_observer=metrics,
@@ -223,11 +244,11 @@ def run(
         log.info(
             "loaded",
             models=[f"{pair.source}-{pair.target}" for pair in engine.pairs],
-            variant=settings.variant,
-            num_workers=settings.num_workers,
+            variant=choice.variant,
+            num_workers=placed.num_workers,
         )
         drain = Drain()
-        reloader = open_reloader(engine, bundles, settings, observe=metrics.on_reload)
+        reloader = open_reloader(engine, bundles, settings, placed, observe=metrics.on_reload)
         app = create_app(
             engine,
             api_options(settings),

@@ -238,5 +238,26 @@ class StateFamilies:
             "Lines of the log that were not written, since whoever reads it is too slow or its disk is full",
             registry=registry,
         )
+        self.model_device = Gauge(
+            "dragoman_model_device",
+            "1 for each device that a model runs on, by bundle id and variant",
+            ("model", "variant", "device"),
+            registry=registry,
+        )
+        self.gpu_memory_used = Gauge(
+            "dragoman_gpu_memory_used_bytes",
+            "Memory of a GPU in use, by anybody",
+            ("device",),
+            registry=registry,
+        )
+        self.gpu_memory_total = Gauge(
+            "dragoman_gpu_memory_total_bytes", "Memory that a GPU has", ("device",), registry=registry
+        )
+        self.gpu_memory_held = Gauge(
+            "dragoman_gpu_memory_held_bytes",
+            "Memory of a GPU that this service holds for weights and row slots",
+            ("device",),
+            registry=registry,
+        )
         ProcessCollector(registry=registry)
         PlatformCollector(registry=registry)

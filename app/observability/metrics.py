@@ -6,6 +6,7 @@ The families themselves are registered in `app.observability.families`; docs/met
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
@@ -16,6 +17,23 @@ from app.runtime.request import PairInfo
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 NO_PAIR = "none"
 """The pair of a request that has none, or was refused before its pair was known."""
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """A GPU's memory at the moment of a scrape.
+
+    Attributes:
+        device: its name, ``cuda:0``.
+        used_bytes: in use, by whichever process.
+        total_bytes: what it has.
+        held_bytes: what this service holds there for weights and row slots.
+    """
+
+    device: str
+    used_bytes: int
+    total_bytes: int
+    held_bytes: int
 
 
 class Metrics:
@@ -35,6 +53,9 @@ class Metrics:
         self._state = StateFamilies(registry)
         self._heartbeat_ages: Callable[[], Sequence[float]] = tuple
         self._pairs: Callable[[], Iterable[PairInfo]] = tuple
+        self._variant = ""
+        self._devices: tuple[str, ...] = ()
+        self._device_memory: Callable[[], Iterable[DeviceMemory]] = tuple
         self._num_lines_dropped: Callable[[], int] = int
         self._num_lines_dropped_before = 0
 
@@ -65,6 +86,12 @@ class Metrics:
     def watch_log(self, *, num_lines_dropped: Callable[[], int]) -> None:
         """Read how many lines the log has lost whenever the metrics are scraped."""
         self._num_lines_dropped = num_lines_dropped
+
+    def watch_devices(
+        self, *, variant: str, devices: Sequence[str], memory: Callable[[], Iterable[DeviceMemory]]
+    ) -> None:
+        """State where the models run, and read the memory of GPUs whenever the metrics are scraped."""
+        self._variant, self._devices, self._device_memory = variant, tuple(devices), memory
 
     def set_limits(self, *, max_waiting_tokens: int) -> None:
         """State the limits that gauges are judged against."""
@@ -182,6 +209,17 @@ class Metrics:
         self._state.model_loaded.clear()
         for pair in self._pairs():
             self._state.model_loaded.labels(pair.model, f"{pair.source}-{pair.target}").set(1)
+        self._state.model_device.clear()
+        for model in {pair.model for pair in self._pairs()}:
+            for device in self._devices:
+                self._state.model_device.labels(model, self._variant, device).set(1)
+        gauges = (self._state.gpu_memory_used, self._state.gpu_memory_total, self._state.gpu_memory_held)
+        for gauge in gauges:
+            gauge.clear()
+        for memory in self._device_memory():
+            values = (memory.used_bytes, memory.total_bytes, memory.held_bytes)
+            for gauge, value in zip(gauges, values, strict=True):
+                gauge.labels(memory.device).set(value)
         before, self._num_lines_dropped_before = self._num_lines_dropped_before, self._num_lines_dropped()
         self._state.log_lines_dropped.inc(self._num_lines_dropped_before - before)
         return generate_latest(self._registry)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from app.errors import SettingsError
+
 DeviceKind = Literal["cpu", "cuda"]
 
 
@@ -27,3 +29,21 @@ class Device:
     def __str__(self) -> str:
         """``cpu``, ``cuda:0``: as settings, logs and metrics name it."""
         return self.kind if self.kind == "cpu" else f"{self.kind}:{self.index}"
+
+
+def refuse_contradiction(device: str, variant: str) -> None:
+    """Check that the device and the variant that were asked for go together.
+
+    Args:
+        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
+        variant: ``auto``, or the name of a bundle's variant.
+
+    Raises:
+        SettingsError: they do not; names both settings.
+    """
+    needed = variant.partition("-")[0]
+    if needed != "auto" and device != "auto" and device.partition(":")[0] != needed:
+        raise SettingsError(
+            f"DRAGOMAN_DEVICE is {device!r} and DRAGOMAN_VARIANT is {variant!r}, which does not run there; "
+            "leave one of them at 'auto'"
+        )

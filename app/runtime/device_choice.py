@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from app.bundle import Bundle, Variant
-from app.errors import BundleUnsupported, DeviceUnavailable, SettingsError
+from app.errors import BundleUnsupported, DeviceUnavailable
 from app.runtime.cuda_driver import CudaDriver, Gpu, probe
-from app.runtime.device import Device
+from app.runtime.device import Device, refuse_contradiction
 from app.runtime.onnx_providers import CUDA_PROVIDER, InstalledRuntime, cuda_provider_fault, installed_runtime
 
 CPU_VARIANT: Variant = "cpu-int8"
@@ -61,20 +61,6 @@ class Surroundings:
     runtime: Callable[[], InstalledRuntime] = installed_runtime
     probe: Callable[[], CudaDriver] = probe
     provider_fault: Callable[[int], str | None] = cuda_provider_fault
-
-
-def refuse_contradiction(device: str, variant: Variant | Literal["auto"]) -> None:
-    """Check that a device and a variant that were asked for go together.
-
-    Raises:
-        SettingsError: they do not; names both settings.
-    """
-    wants_gpu, wants_cpu = device.startswith("cuda"), device == "cpu"
-    if (wants_cpu and variant == GPU_VARIANT) or (wants_gpu and variant.startswith("cpu-")):
-        raise SettingsError(
-            f"DRAGOMAN_DEVICE is {device!r} and DRAGOMAN_VARIANT is {variant!r}: the variant does not run "
-            "on that device. Leave one of them at 'auto'"
-        )
 
 
 def choose_devices(

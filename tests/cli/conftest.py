@@ -19,7 +19,7 @@ def engine(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFac
     def choose(directory: Path, *, source: str | None, target: str | None) -> Choice:
         return Choice(bundle, engine.pairs[0])
 
-    def load_models(bundles: Any, settings: Any) -> Any:
+    def load_models(bundles: Any, settings: Any, placement: Any) -> Any:
         return bundles
 
     def open_engine(models: Any, *arguments: Any, **named: Any) -> LineEngine:

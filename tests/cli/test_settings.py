@@ -20,7 +20,8 @@ def test_defaults_are_safe_and_complete() -> None:
     assert settings.host == "127.0.0.1"
     assert settings.port == 8000
     assert settings.bundles == default_directory()
-    assert settings.num_workers == available_cores()
+    assert (settings.device, settings.variant, settings.gpu_memory_mb) == ("auto", "auto", 0)
+    assert {settings.num_workers, settings.max_rows, settings.max_admission_tokens} == {"auto"}
 
 
 def test_every_setting_says_what_it_means() -> None:
@@ -70,6 +71,11 @@ def test_a_misspelt_name_is_fatal_and_the_right_one_is_named(
         ("NUM_WORKERS", "1.5", "integer"),
         ("DRAIN_S", "nan", "finite"),
         ("VARIANT", "cuda", "cpu-int8"),
+        ("DEVICE", "gpu", "cuda:N"),
+        ("DEVICE", "cuda:", "cuda:N"),
+        ("DEVICE", "cuda:-1", "cuda:N"),
+        ("GPU_MEMORY_MB", "-1", "0"),
+        ("MAX_ADMISSION_TOKENS", "63", "64"),
         ("LOG_FORMAT", "xml", "json"),
         ("USE_SHORTLIST", "maybe", "boolean"),
     ],
@@ -87,6 +93,29 @@ def test_a_bad_value_names_variable_value_and_limit(
 def test_a_bad_option_is_named_as_the_option() -> None:
     with pytest.raises(SettingsError, match="--max-rows is -1"):
         load_settings({"max_rows": -1})
+
+
+@pytest.mark.parametrize(
+    ("device", "variant"),
+    [("cpu", "cuda-fp16"), ("cuda", "cpu-int8"), ("cuda", "cpu-fp32"), ("cuda:1", "cpu-int8")],
+)
+def test_a_device_and_a_variant_that_do_not_go_together_are_both_named(device: str, variant: str) -> None:
+    with pytest.raises(SettingsError) as refused:
+        load_settings({"device": device, "variant": variant})
+    assert f"DRAGOMAN_DEVICE is {device!r}" in refused.value.message
+    assert f"DRAGOMAN_VARIANT is {variant!r}" in refused.value.message
+
+
+@pytest.mark.parametrize("device", ["auto", "cpu", "cuda", "cuda:0", "cuda:12"])
+def test_a_device_alone_contradicts_nothing(device: str) -> None:
+    assert load_settings({"device": device}).device == device
+
+
+def test_what_the_settings_command_prints_can_be_set_on_any_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = load_settings()
+    for name in ("num_workers", "max_rows", "max_admission_tokens", "device", "variant"):
+        monkeypatch.setenv(f"DRAGOMAN_{name.upper()}", str(getattr(settings, name)))
+    assert load_settings() == settings
 
 
 @pytest.fixture

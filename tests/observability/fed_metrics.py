@@ -5,6 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry
 
 from app.observability import NO_PAIR, Metrics
+from app.observability.metrics import DeviceMemory
 from app.runtime.events import AdmissionEvent, StepEvent
 from app.runtime.request import PairInfo
 
@@ -22,6 +23,11 @@ def fed_metrics() -> Metrics:
         pairs=lambda: (PairInfo("en", "pt", MODEL), PairInfo("pt", "en", "firefox-pt-en")),
     )
     metrics.watch_workers(heartbeat_ages_s=lambda: (0.0, 0.002), started=lambda: True)
+    metrics.watch_devices(
+        variant="cuda-fp16",
+        devices=["cuda:0"],
+        memory=lambda: [DeviceMemory("cuda:0", used_bytes=3 << 30, total_bytes=80 << 30, held_bytes=2 << 30)],
+    )
     feed(metrics)
     return metrics
 
