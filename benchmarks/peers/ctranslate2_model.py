@@ -70,9 +70,14 @@ def write_ctranslate2_model(checkpoint: Checkpoint, folder: Path, *, quantizatio
 
 
 def vocabulary(checkpoint: Checkpoint) -> list[str]:
-    """The pieces of the SentencePiece model, by id."""
+    """The pieces of the checkpoint's SentencePiece model, by id."""
+    return pieces_of(checkpoint.tokenizer)
+
+
+def pieces_of(tokenizer: bytes) -> list[str]:
+    """The pieces of a SentencePiece model, by id."""
     processor = sentencepiece.SentencePieceProcessor()
-    processor.LoadFromSerializedProto(checkpoint.tokenizer)
+    processor.LoadFromSerializedProto(tokenizer)
     return [processor.id_to_piece(index) for index in range(processor.get_piece_size())]
 
 
