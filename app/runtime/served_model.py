@@ -16,6 +16,7 @@ from app.runtime.device_model import DEVICE_VARIANTS, DeviceModel, load_device_m
 from app.runtime.device_runner import DeviceRunner
 from app.runtime.freed_memory import return_freed_memory
 from app.runtime.guidance_of_request import TargetPlan, plan_targets
+from app.runtime.limits_proof import prove_limits
 from app.runtime.onnx_model import OnnxModel, load_model
 from app.runtime.onnx_runner import OnnxRunner
 from app.runtime.preparation import PreparedText, assemble, prepare
@@ -226,6 +227,7 @@ def _load_graphs(
             "DRAGOMAN_DEVICE=cpu"
         )
     model: OnnxModel = load_model(bundle, variant=variant, use_shortlist=use_shortlist)
+    prove_limits(bundle, model)
 
     def make_runner(_worker_index: int) -> ModelRunner:
         return OnnxRunner(model, max_rows=max_rows)
