@@ -23,6 +23,7 @@ def load_models(bundles: Sequence[Bundle], settings: Settings, placement: Placem
 
     Raises:
         BundleError: something in a bundle cannot be used, or there is too little memory for it.
+        DeviceUnavailable: a GPU cannot be used after all, or has too little memory.
     """
     return [_loaded(bundle, settings, placement) for bundle in bundles]
 
@@ -32,19 +33,13 @@ def _loaded(bundle: Bundle, settings: Settings, placement: Placement) -> ServedM
     try:
         if choice.on_gpus:
             require_gpu_graphs(bundle)
-            return load_served_model(
-                bundle,
-                variant=choice.variant,
-                max_rows=placement.max_rows,
-                use_shortlist=settings.use_shortlist,
-                devices=choice.devices,
-                gpu_memory_bytes=placement.gpu_memory_bytes,
-            )
         return load_served_model(
             bundle,
             variant=choice.variant,
             max_rows=placement.max_rows,
             use_shortlist=settings.use_shortlist,
+            devices=choice.devices,
+            gpu_memory_bytes=placement.gpu_memory_bytes,
         )
     except Exception as error:
         # The runtime's own lack of memory passes for a file that it cannot read.

@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import functools
 import gc
-import logging
 import signal
 import socket
 from collections.abc import Callable, Sequence
@@ -27,7 +26,7 @@ from app.api.reload import Reload
 from app.bundle import Bundle
 from app.cli.access import access_options, trusted_proxies
 from app.cli.connections import bounded_connections
-from app.cli.gpu_memory import gpu_memory
+from app.cli.device_reports import gpu_memory, log_choice
 from app.cli.idle_connections import MAX_ACCEPTED_AT_ONCE
 from app.cli.listening import BACKLOG, Listeners
 from app.cli.opening import open_engine, open_reloader
@@ -220,13 +219,7 @@ def run(
         tracer = open_tracer(enabled=settings.tracing, version=installed_version())
         placed = placement()
         choice = placed.choice
-        log.log(
-            logging.WARNING if choice.is_second_best else logging.INFO,
-            "device",
-            devices=[str(device) for device in choice.devices],
-            variant=choice.variant,
-            reason=choice.reason,
-        )
+        log_choice(choice)
         metrics.watch_devices(
             variant=choice.variant,
             devices=[str(device) for device in choice.devices],

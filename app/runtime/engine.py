@@ -13,6 +13,7 @@ from app.errors import DeadlineExceeded, DragomanError, ShuttingDown
 from app.runtime.admission import Admission, Ticket
 from app.runtime.canary import canary_of, prove
 from app.runtime.crew import Crew, MakeLane, Seat
+from app.runtime.device import Device
 from app.runtime.dispatch import Terms, decode_segments
 from app.runtime.editions import Edition, Editions
 from app.runtime.engine_options import EngineOptions, make_lane
@@ -93,18 +94,26 @@ class Engine:
         options: EngineOptions,
         *,
         variant: Variant = "cpu-int8",
+        devices: Sequence[Device] = (Device(),),
+        gpu_memory_bytes: int | None = None,
         observer: RuntimeObserver | None = None,
         cache_observer: CacheObserver | None = None,
     ) -> Engine:
-        """Load every bundle; blocking.
+        """Load every bundle; blocking. Devices and variant must go together.
 
         Raises:
             BundleError: a bundle cannot be used.
+            DeviceUnavailable: a device cannot be used, or has too little memory.
         """
         return cls(
             [
                 load_served_model(
-                    bundle, variant=variant, max_rows=options.max_rows, use_shortlist=options.use_shortlist
+                    bundle,
+                    variant=variant,
+                    max_rows=options.max_rows,
+                    use_shortlist=options.use_shortlist,
+                    devices=devices,
+                    gpu_memory_bytes=gpu_memory_bytes,
                 )
                 for bundle in bundles
             ],

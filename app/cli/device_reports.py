@@ -1,7 +1,8 @@
-"""The GPUs' memory, for the metrics."""
+"""What the service says of its devices: a line in the log at the start, memory in the metrics."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 
 import structlog
@@ -12,6 +13,17 @@ from app.runtime.device_choice import DeviceChoice
 from app.runtime.device_memory import LEDGER
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger("dragoman.serve")
+
+
+def log_choice(choice: DeviceChoice) -> None:
+    """Log where the models run and why; a warning where there is a GPU that could not be taken."""
+    _log.log(
+        logging.WARNING if choice.is_second_best else logging.INFO,
+        "device",
+        devices=[str(device) for device in choice.devices],
+        variant=choice.variant,
+        reason=choice.reason,
+    )
 
 
 def gpu_memory(choice: DeviceChoice) -> Iterator[DeviceMemory]:
