@@ -32,7 +32,7 @@ class JobIdentity(BaseModel):
         target: target code.
         model: bundle id.
         manifest_sha256: digest of the bundle's manifest, which holds the digests of all its files.
-        variant: which graphs.
+        variant: which graphs ran, whatever was asked for.
         use_shortlist: whether the output was restricted to a shortlist.
         beam_size: live beams; 1, greedy search, where it is not said.
         length_penalty: exponent of the score's length normalisation.
@@ -199,8 +199,10 @@ class PartialOutput:
         mine, theirs = identity.model_dump(), found.model_dump()
         differing = [name for name in mine if mine[name] != theirs[name]]
         if differing:
+            # Nobody need have chosen a variant: under auto it follows from the machine.
+            by = f" with --variant {found.variant}" if "variant" in differing else ""
             raise InvalidOption(
-                f"{partial} was made with another {' and another '.join(differing)}; restore that, "
+                f"{partial} was made with another {' and another '.join(differing)}; restore that{by}, "
                 "or pass --force without --resume to start again"
             )
 

@@ -143,6 +143,19 @@ def test_wherever_a_run_is_killed_the_next_resumes_rightly_or_refuses(
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="names of open files need /proc")
+def test_a_job_that_ran_elsewhere_says_which_variant_goes_on_with_it(tmp_path: Path) -> None:
+    folder = tmp_path / "job"
+    folder.mkdir()
+    translate("a", folder, resume=False, force=False, num_lines=1)
+    moved = identity_of("a").model_copy(update={"variant": "cuda-fp16"})
+    place = OutputPlace(folder / "out", source_file=tmp_path / "in", resume=True, force=False)
+    with (
+        place,
+        pytest.raises(InvalidOption, match="another variant; restore that with --variant cpu-int8, or"),
+    ):
+        PartialOutput(place, moved, resume=True)
+
+
 def test_old_lines_are_gone_from_the_disk_before_new_facts_are_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
