@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -15,6 +14,8 @@ from app.decoding.options import DecodingOptions
 from app.decoding.shortlist import Shortlist
 from app.errors import DragomanError, VerificationFailed
 from app.runtime.device import Device
+from app.runtime.device_model import load_device_model
+from app.runtime.device_runner import DeviceRunner
 from app.runtime.entry import Entry, Outcome
 from app.runtime.events import SilentObserver
 from app.runtime.lane import Lane
@@ -58,7 +59,8 @@ def verify(
         progress: told how many segments PyTorch has translated.
 
     Raises:
-        VerificationFailed: a segment failed or has a score that is no number, or no text is short enough.
+        VerificationFailed: a segment failed, as one with a score that is no number does, or none is short
+            enough.
     """
     manifest = bundle.manifest
     tokenizer = Tokenizer.open(bundle.file(manifest.tokenizer), eos_id=manifest.tokens.eos_id)
@@ -75,12 +77,13 @@ def verify(
     vocabularies = [None] if shortlist is None else [shortlist, None]
     for allowed in vocabularies:
         runner = _runner(bundle, variant, use_shortlist=allowed is not None)
-        ours = serve_with(runner, manifest, sources, shortlist=allowed)
-        if faulty := sum(not math.isfinite(hypothesis.score) for hypothesis in ours):
+        try:
+            ours = serve_with(runner, manifest, sources, shortlist=allowed)
+        except VerificationFailed as error:
             raise VerificationFailed(
-                f"{variant}: {faulty} of {len(sources)} segments have a score that is no number; no bundle "
-                "was written. Activations are too large for this arithmetic: leave the variant out"
-            )
+                f"{variant}: {error.message}; no bundle was written. If other variants pass, this model's "
+                f"values are too large for this arithmetic: leave {variant} out"
+            ) from error
         reference = reference_translations(
             checkpoint,
             sources,
@@ -179,7 +182,9 @@ def serve_with(
     for index in range(len(sources)):
         result = outcomes[index].result
         if isinstance(result, DragomanError):
-            raise VerificationFailed(f"the serving decoder failed: {result.message}") from result
+            # The decoder's own words for scores that are no numbers; a caller of the service never sees them.
+            reason = result.__cause__ if isinstance(result.__cause__, ValueError) else result.message
+            raise VerificationFailed(f"the serving decoder failed: {reason}") from result
         hypotheses.append(result[0])
     return hypotheses
 
@@ -223,9 +228,6 @@ def reference_translations(
 
 def _runner(bundle: Bundle, variant: Variant, *, use_shortlist: bool) -> ModelRunner:
     if variant == "cuda-fp16":
-        from app.runtime.device_model import load_device_model
-        from app.runtime.device_runner import DeviceRunner
-
         model = load_device_model(bundle, variant=variant, device=Device("cpu"))
         return DeviceRunner(model, max_rows=_MAX_ROWS)
     return OnnxRunner(load_model(bundle, variant=variant, use_shortlist=use_shortlist), max_rows=_MAX_ROWS)
