@@ -23,8 +23,9 @@ from urllib.parse import urlsplit
 
 _REQUEST_TIMEOUT_S = 120.0
 _POLL_S = 0.05
-_SENTENCE = "The train to the coast leaves early in the morning, and nobody knows when it comes back. "
+_SENTENCE = "Train {} to the coast leaves early in the morning, and nobody knows when it comes back."
 _NUM_LONG_TEXTS = 16
+_NUM_SENTENCES_OF_A_TEXT = 24
 
 
 class CheckFailed(Exception):
@@ -230,9 +231,21 @@ def check_metrics(client: Client) -> str:
     return f"{segments:g} segments, {_sum_of(text, 'dragoman_http_request_seconds_count'):g} requests"
 
 
+def long_texts() -> list[str]:
+    """Texts that take long; no sentence comes twice, because the service translates equal ones only once."""
+    return [
+        f"{number}. "
+        + " ".join(
+            _SENTENCE.format(1000 + number * _NUM_SENTENCES_OF_A_TEXT + k)
+            for k in range(_NUM_SENTENCES_OF_A_TEXT)
+        )
+        for number in range(_NUM_LONG_TEXTS)
+    ]
+
+
 def check_drain(client: Client, command: str) -> str:
     """Stop the service while it translates; every text must come back and the port must close."""
-    texts = [f"{number}. {_SENTENCE * 24}" for number in range(_NUM_LONG_TEXTS)]
+    texts = long_texts()
     replies: list[tuple[float, Reply]] = []
     faults: list[Exception] = []
 

@@ -2,10 +2,9 @@
 
 It prints what that saved.
 
-    python trim.py /opt/dragoman [--lenient]
+    python trim.py cpu /opt/dragoman
 
-A pattern that matches nothing is an error, so that this list cannot outlive what it was written for;
-``--lenient`` is for the other runtime's package, which is cut differently.
+A pattern that matches nothing is an error, so that these lists cannot outlive what they were written for.
 """
 
 from __future__ import annotations
@@ -13,9 +12,10 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
-PATTERNS = {
+_SERVICE = {
     # Wheels carry their tests.
     "**/tests": "tests",
     # The Python binding has the runtime linked in; this one is for C programs.
@@ -30,6 +30,21 @@ PATTERNS = {
     "numpy/**/*.pyi": "types for checkers",
 }
 
+PATTERNS = {
+    "cpu": _SERVICE,
+    "gpu": {
+        **_SERVICE,
+        "onnxruntime/capi/libonnxruntime_providers_tensorrt.so": "a provider nobody asks for",
+    },
+    "nvidia": {
+        "nvidia/**/include": "headers",
+        "nvidia/**/*.a": "libraries for compilers",
+        # Nothing names it: programs are linked to one or the other.
+        "nvidia/*/lib/*.alt.so*": "a second build of the compiler for kernels",
+    },
+}
+"""Which environments there are: the service with either runtime, and NVIDIA's libraries."""
+
 
 def size_bytes(path: Path) -> int:
     """Bytes of a file, or of all files below a folder."""
@@ -38,20 +53,20 @@ def size_bytes(path: Path) -> int:
     return path.lstat().st_size
 
 
-def trim(site_packages: Path, *, lenient: bool) -> int:
+def trim(site_packages: Path, patterns: Mapping[str, str]) -> int:
     """Delete what the patterns match.
 
     Returns:
         The bytes that were deleted.
 
     Raises:
-        SystemExit: a pattern matches nothing, and not `lenient`.
+        SystemExit: a pattern matches nothing.
     """
     total = 0
-    for pattern, what in PATTERNS.items():
+    for pattern, what in patterns.items():
         # Nested matches go with their parents.
         found = [path for path in sorted(site_packages.glob(pattern)) if path.exists() or path.is_symlink()]
-        if not found and not lenient:
+        if not found:
             raise SystemExit(f"{pattern} matches nothing in {site_packages}: remove it from the list")
         saved = 0
         for path in found:
@@ -70,13 +85,13 @@ def trim(site_packages: Path, *, lenient: bool) -> int:
 def main() -> int:
     """Trim every site-packages folder of an environment."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("kind", choices=PATTERNS)
     parser.add_argument("environment", type=Path)
-    parser.add_argument("--lenient", action="store_true", help="A pattern may match nothing.")
     arguments = parser.parse_args()
     folders = sorted(arguments.environment.glob("lib/python3*/site-packages"))
     if not folders:
         raise SystemExit(f"{arguments.environment} is no environment: no lib/python3*/site-packages in it")
-    total = sum(trim(folder, lenient=arguments.lenient) for folder in folders)
+    total = sum(trim(folder, PATTERNS[arguments.kind]) for folder in folders)
     print(f"{total / 1e6:8.1f} MB  in all")
     return 0
 

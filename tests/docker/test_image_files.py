@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import shutil
 import subprocess
@@ -12,6 +13,8 @@ from typing import Any
 
 import pytest
 import yaml
+
+from app.text.segmentation import split
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKER = ROOT / "docker"
@@ -67,17 +70,57 @@ def test_what_both_targets_share_is_what_orchestrators_look_for() -> None:
         assert instruction in text
 
 
+def pins(name: str) -> dict[str, str]:
+    """Version by name of a constraints file; every line is a comment or an exact pin."""
+    lines = (line for line in (ROOT / name).read_text().splitlines() if line and not line.startswith("#"))
+    found = [re.fullmatch(r"([A-Za-z0-9._-]+)==([0-9][\w.]*)", line) for line in lines]
+    assert all(found), name
+    return {match[1]: match[2] for match in found if match}
+
+
 def test_the_cuda_target_takes_the_other_runtime_and_never_both() -> None:
     found = stages()
-    assert '"onnxruntime-gpu[cuda,cudnn]"' in found["dependencies-cuda"]
+    assert "echo onnxruntime-gpu >> requirements.txt" in found["dependencies-cuda"]
     assert "['cpu']" not in found["dependencies-cuda"]
     assert "['cpu']" in found["dependencies-cpu"]
     assert "onnxruntime" not in found["packages"]
 
 
+def test_the_cuda_target_has_pins_of_its_own_that_leave_those_of_the_service_alone() -> None:
+    ours, theirs = pins("docker/constraints-cuda.txt"), pins("constraints.txt")
+    assert not ours.keys() & theirs.keys()
+    libraries = {name for name in ours if name.startswith("nvidia-")}
+    assert ours.keys() - libraries == {"onnxruntime-gpu"}
+    # What the extras "cuda" and "cudnn" of this version ask for, and what that asks for in turn.
+    assert libraries == {
+        *("nvidia-cuda-nvrtc", "nvidia-cuda-runtime", "nvidia-cufft", "nvidia-curand", "nvidia-cudnn-cu13"),
+        *("nvidia-cublas", "nvidia-nvjitlink"),
+    }
+    # Every version of one toolkit; cuBLAS, cuFFT and cuRAND count on their own.
+    for name in ("nvidia-cuda-nvrtc", "nvidia-cuda-runtime", "nvidia-nvjitlink"):
+        assert ours[name].startswith("13.0.")
+
+
+def test_the_cuda_target_ends_without_a_gpu_and_takes_none_unasked() -> None:
+    text = stages()["cuda"]
+    assert re.search(r"^ENV DRAGOMAN_DEVICE=cuda\b", text, re.M)
+    assert "NVIDIA_DRIVER_CAPABILITIES=compute,utility" in text
+    assert "NVIDIA_VISIBLE_DEVICES" not in DOCKERFILE
+    assert "DRAGOMAN_DEVICE" not in stages()["runtime"] + stages()["cpu"]
+
+
+def test_the_largest_layer_rests_on_nothing_but_its_own_pins() -> None:
+    copied = re.findall(r"^COPY (.+) \S+$", stages()["libraries-cuda"], re.M)
+    assert copied == ["docker/constraints-cuda.txt docker/trim.py"]
+    assert stages()["libraries-cuda"].startswith("FROM ${PYTHON_IMAGE}\n")
+    first = re.findall(r"^COPY --from=(\S+) ", stages()["cuda"], re.M)[0]
+    assert first == "libraries-cuda"
+
+
 def test_nothing_is_installed_that_is_not_pinned_or_not_a_wheel() -> None:
     for line in re.findall(r"pip [^\n]*\binstall [^\n]*", DOCKERFILE):
-        assert "--no-index" in line or ("--only-binary :all:" in line and "-c constraints.txt" in line)
+        pinned = "-c constraints.txt" in line or ("--no-deps" in line and "-c constraints-cuda.txt" in line)
+        assert "--no-index" in line or ("--only-binary :all:" in line and pinned)
     assert "torch" not in re.sub(r"^#.*$", "", DOCKERFILE, flags=re.M)
 
 
@@ -92,7 +135,7 @@ def test_what_is_copied_reaches_the_builder() -> None:
         assert any(needed == name or needed.startswith(f"{name}/") for name in let_in)
 
 
-def trimmed(tmp_path: Path, *options: str, without: str = "") -> subprocess.CompletedProcess[str]:
+def trimmed(tmp_path: Path, *, kind: str = "cpu", without: str = "") -> subprocess.CompletedProcess[str]:
     packages = tmp_path / "lib" / "python3.11" / "site-packages"
     for name in (
         "numpy/__init__.py",
@@ -108,32 +151,78 @@ def trimmed(tmp_path: Path, *options: str, without: str = "") -> subprocess.Comp
         "onnxruntime/quantization/quantize.py",
         "onnxruntime/tools/convert.py",
         "onnxruntime/datasets/mul_1.onnx",
+        "onnxruntime/capi/libonnxruntime_providers_cuda.so",
+        "onnxruntime/capi/libonnxruntime_providers_tensorrt.so",
+        "nvidia/cu13/include/cuda.h",
+        "nvidia/cu13/lib/libcudart_static.a",
+        "nvidia/cu13/lib/libcudart.so.13",
+        "nvidia/cu13/lib/libnvrtc.so.13",
+        "nvidia/cu13/lib/libnvrtc.alt.so.13",
     ):
         if not (without and name.startswith(without)):
             path = packages / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(bytes(1000))
-    command = [sys.executable, str(DOCKER / "trim.py"), str(tmp_path), *options]
+    command = [sys.executable, str(DOCKER / "trim.py"), kind, str(tmp_path)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_trimming_leaves_what_serving_loads(tmp_path: Path) -> None:
-    done = trimmed(tmp_path)
+def left(tmp_path: Path, package: str) -> set[str]:
+    """Files of a package that are left, relative to it."""
+    folder = next(tmp_path.glob("lib/python3*/site-packages")) / package
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("kind", "providers"),
+    [
+        ("cpu", {"capi/libonnxruntime_providers_cuda.so", "capi/libonnxruntime_providers_tensorrt.so"}),
+        ("gpu", {"capi/libonnxruntime_providers_cuda.so"}),
+    ],
+)
+def test_trimming_leaves_what_serving_loads(tmp_path: Path, kind: str, providers: set[str]) -> None:
+    done = trimmed(tmp_path, kind=kind)
     assert done.returncode == 0, done.stderr
-    packages = tmp_path / "lib" / "python3.11" / "site-packages"
-    left = {str(path.relative_to(packages)) for path in packages.rglob("*") if path.is_file()}
-    assert left == {
-        "numpy/__init__.py",
-        "numpy/_core/multiarray.py",
-        "onnxruntime/capi/onnxruntime_pybind11_state.so",
-    }
+    assert left(tmp_path, "numpy") == {"__init__.py", "_core/multiarray.py"}
+    assert left(tmp_path, "onnxruntime") == {"capi/onnxruntime_pybind11_state.so"} | providers
 
 
-def test_a_pattern_that_matches_nothing_ends_the_build_unless_it_may(tmp_path: Path) -> None:
-    refused = trimmed(tmp_path / "one", without="onnxruntime/tools")
+def test_trimming_leaves_the_libraries_of_nvidia(tmp_path: Path) -> None:
+    done = trimmed(tmp_path, kind="nvidia")
+    assert done.returncode == 0, done.stderr
+    assert left(tmp_path, "nvidia/cu13") == {"lib/libcudart.so.13", "lib/libnvrtc.so.13"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "without"),
+    [
+        ("cpu", "onnxruntime/tools"),
+        ("gpu", "onnxruntime/capi/libonnxruntime_providers_tensorrt.so"),
+        ("nvidia", "nvidia/cu13/lib/libnvrtc.alt"),
+    ],
+)
+def test_a_pattern_that_matches_nothing_ends_the_build(tmp_path: Path, kind: str, without: str) -> None:
+    refused = trimmed(tmp_path, kind=kind, without=without)
     assert refused.returncode != 0
-    assert "onnxruntime/tools matches nothing" in refused.stderr
-    assert trimmed(tmp_path / "other", "--lenient", without="onnxruntime/tools").returncode == 0
+    assert "matches nothing" in refused.stderr
+
+
+def test_the_request_in_flight_has_no_sentence_twice() -> None:
+    """The service translates equal segments once, and would be done before it is stopped."""
+    spec = importlib.util.spec_from_file_location("smoke_test", DOCKER / "smoke_test.py")
+    assert spec is not None
+    assert spec.loader is not None
+    smoke_test = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = smoke_test
+    try:
+        spec.loader.exec_module(smoke_test)
+        texts: list[str] = smoke_test.long_texts()
+    finally:
+        del sys.modules[spec.name]
+    segmented = [split(text, "en") for text in texts]
+    segments = [segment for one in segmented for segment in one.segments]
+    assert len(segments) > 20 * len(texts)
+    assert len(set(segments)) == len(segments)
 
 
 def test_docker_compose_is_content() -> None:
