@@ -11,7 +11,7 @@ from typing import TypeVar
 from app.bundle import Bundle, Variant
 from app.errors import DeadlineExceeded, DragomanError, ShuttingDown
 from app.runtime.admission import Admission, Ticket
-from app.runtime.canary import canary_of, prove
+from app.runtime.canary import canary_of, check_canary, prove
 from app.runtime.crew import Crew, MakeLane, Seat
 from app.runtime.device import Device
 from app.runtime.dispatch import Terms, decode_segments
@@ -151,7 +151,7 @@ class Engine:
                 request = canary_of(edition.model)
                 prepared, plans = edition.model.prepare(request)
                 segments = [segment for text in prepared for segment in text.segments]
-                await decode_segments(
+                outcomes = await decode_segments(
                     self._crew,
                     edition,
                     segments,
@@ -159,6 +159,7 @@ class Engine:
                     terms=Terms(self._next_number(), request.options, clock=self._clock),
                     seat=seat,
                 )
+                check_canary(edition.model, request, prepared, outcomes)
         finally:
             self._editions.leave(*editions)
 

@@ -209,9 +209,8 @@ async def test_a_model_that_cannot_translate_is_refused_and_touches_no_worker(
         assert [pair.model for pair in engine.pairs] == ["en-pt"]
         assert old.translated(await text_of(engine))
         assert failures.models == []
-        gc.collect()  # errors and the frames that they passed refer to one another
-        assert not good.runners
-        assert not bad.runners
+        # Errors and the frames that they passed refer to one another, and the thread lets go when it may.
+        await until(lambda: gc.collect() >= 0 and not good.runners and not bad.runners)
 
 
 async def test_too_little_memory_for_the_last_of_many_lanes_changes_nothing(tokenizer: Tokenizer) -> None:

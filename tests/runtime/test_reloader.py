@@ -46,15 +46,15 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Bundles `first` and `second` for en-pt under one id, and `reverse` for pt-en."""
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("exported")
-    for name, bundle_id, eos_bias in (
-        ("first", "tiny", 1.0),
-        ("second", "tiny", 6.0),
-        ("reverse", "back", 1.0),
+    for name, bundle_id, ffn_size in (
+        ("first", "tiny", 48),
+        ("second", "tiny", 64),
+        ("reverse", "back", 48),
     ):
         options = tiny_options(bundle_id, ("cpu-fp32",))
         if name == "reverse":
             options = type(options)(**vars(options) | {"pairs": [LanguagePair(source="pt", target="en")]})
-        export_bundle(tiny_checkpoint(eos_bias=eos_bias), folder / name, options)
+        export_bundle(tiny_checkpoint(ffn_size=ffn_size), folder / name, options)
     return folder
 
 
