@@ -254,9 +254,9 @@ check_refusal() {
     if grep -q Traceback "$scratch/refusal.log"; then fail "without a GPU it ends in a traceback"; fi
     ok "without a GPU it ends: $(grep -o "device ${device:-cuda} cannot be used: [^(]*" "$scratch/refusal.log" | head -n 1)"
   done
-  "$engine" run --rm --network none --no-healthcheck "$image" models > "$scratch/models" ||
-    fail "dragoman models needs a GPU"
-  grep -q en-pt "$scratch/models" || fail "dragoman models shows no en-pt: $(cat "$scratch/models")"
+  "$engine" run --rm --network none --no-healthcheck "$image" models list > "$scratch/models" ||
+    fail "dragoman models list needs a GPU"
+  grep -q en-pt "$scratch/models" || fail "dragoman models list shows no en-pt: $(cat "$scratch/models")"
   ok "without a GPU it lists its models"
 }
 
