@@ -166,15 +166,20 @@ class Lane:
     def _step(self, group: int) -> None:
         entries = self._scheduler.running(group)
         started_at_s = self._clock()
+        left: list[Entry] = []
         try:
             finished = advance(self._runner, group, entries)
             for entry in finished:
+                left.append(entry)
                 self._close_gap(self._scheduler.leave(group, entry))
+            results = [entry.search.hypotheses() for entry in finished]
         except Exception as error:  # noqa: BLE001 - the border: whatever a graph raises becomes an answer
             self._fail([*self._scheduler.clear_group(group), *entries], error)
             return
+        except BaseException as error:
+            self._fail(left, error)  # the thread ends, and `fail_all` does not find them
+            raise
         now_s = self._clock()
-        results = [entry.search.hypotheses() for entry in finished]
         # Answered first: what they left can no longer be answered by `fail_all`.
         for entry, hypotheses in zip(finished, results, strict=True):
             entry.resolve(hypotheses, now_s=now_s)
@@ -198,7 +203,7 @@ class Lane:
                 departure.group, from_slot=departure.move.from_slot, to_slot=departure.move.to_slot
             )
 
-    def _fail(self, entries: Sequence[Entry], error: Exception) -> None:
+    def _fail(self, entries: Sequence[Entry], error: BaseException) -> None:
         now_s = self._clock()
         held = list(dict.fromkeys(entries))
         for entry in held:
@@ -208,4 +213,5 @@ class Lane:
             )
             failure.__cause__ = error
             entry.resolve(failure, now_s=now_s)
-        self._observer.on_failure(self.model, num_segments=len(held), error=error)
+        if isinstance(error, Exception):
+            self._observer.on_failure(self.model, num_segments=len(held), error=error)
