@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 SERVE_OPTIONS := $(if $(HOST),--host $(HOST)) $(if $(PORT),--port $(PORT))
 
 .DEFAULT_GOAL := help
-.PHONY: help serve tools check test bench bench-agreement bench-determinism bench-continuous bench-service bench-quality bench-http soak soak-stops \
+.PHONY: help serve tools check test bench bench-agreement bench-determinism bench-continuous bench-service bench-quality bench-http gpu-check soak soak-stops \
 	image-test bundles clean
 
 help: ## Show this list
@@ -61,6 +61,9 @@ bench-service: $(VENV)/.dev ## Start-up, memory, latency and throughput of the s
 bench-http: $(VENV)/.dev ## The service under load over HTTP, beside CTranslate2 servers: STUDENT=file.npz TESTSETS=folder
 	$(PIP) install ctranslate2==4.8.5
 	$(BIN)/python -m benchmarks.load --student $(STUDENT) --testsets $(TESTSETS) $(BENCH_OPTIONS)
+
+gpu-check: ## Tokens, speed and memory on an NVIDIA GPU, in an environment of its own choice: PYTHON=..., BENCH_OPTIONS=--json FILE
+	$(PYTHON) -m benchmarks.gpu_check $(BENCH_OPTIONS)
 
 soak: $(VENV)/.dev ## 100,000 mixed requests to one server, which must lose nothing and not grow: an hour at most
 	$(BIN)/python -m benchmarks.soak $(BENCH_OPTIONS)

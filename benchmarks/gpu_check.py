@@ -39,6 +39,7 @@ from app.runtime.device import Device
 from app.runtime.device_model import DeviceModel, load_device_model
 from app.runtime.device_runner import DeviceRunner
 from app.runtime.onnx_model import load_model
+from app.runtime.onnx_providers import cuda_provider_fault
 from app.runtime.onnx_runner import OnnxRunner
 from benchmarks.driven_lane import DrivenLane
 from benchmarks.gpu_models import CheckedModel, random_model, shipped_models
@@ -280,6 +281,8 @@ def _device(name: str) -> tuple[Device, CudaDriver | None]:
     index = int(name.partition(":")[2] or 0)
     if index >= len(driver.gpus):
         raise DeviceUnavailable(f"there is no {name}: the driver shows {len(driver.gpus)} GPUs")
+    if (fault := cuda_provider_fault(index)) is not None:
+        raise DeviceUnavailable(f"onnxruntime {onnxruntime.__version__} cannot use {name}: {fault}")
     return Device("cuda", index), driver
 
 
