@@ -2,59 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
-import onnxruntime
 import pytest
-import torch
-from tiny_models import tiny_checkpoint, tiny_options
+from edited_bundles import Edit, edit_manifest, record, serve
 
-from app.bundle import MANIFEST_NAME, Bundle, discover, open_bundle, sha256_of
-from app.bundle.onnx_paths import external_files
+from app.bundle import MANIFEST_NAME, discover, open_bundle
 from app.decoding.shortlist import Shortlist
 from app.errors import BundleCorrupt, BundleNotFound, BundleUnsupported
 from app.runtime.onnx_model import load_model
-from app.runtime.served_model import ServedModel, load_served_model
-from exporters.export import export_bundle
-
-Edit = Callable[[dict[str, Any]], None]
-
-
-@pytest.fixture(scope="session")
-def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.set_num_threads(1)
-    path = tmp_path_factory.mktemp("original") / "tiny"
-    export_bundle(tiny_checkpoint(shortlist=True), path, tiny_options())
-    return path
-
-
-@pytest.fixture
-def folder(original: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(original, tmp_path / "bundles" / "tiny"))
-
-
-def edit_manifest(folder: Path, edit: Edit) -> None:
-    path = folder / MANIFEST_NAME
-    document = json.loads(path.read_text())
-    edit(document)
-    path.write_text(json.dumps(document))
-
-
-def record(folder: Path, name: str) -> None:
-    """Make the manifest agree with a file, as a bundle's maker would."""
-    facts = {"size_bytes": (folder / name).stat().st_size, "sha256": sha256_of(folder / name)}
-    edit_manifest(folder, lambda document: document["files"].__setitem__(name, facts))
-
-
-def serve(bundle: Bundle) -> ServedModel:
-    return load_served_model(bundle, variant="cpu-int8", max_rows=4, use_shortlist=True)
 
 
 def test_an_intact_bundle_opens_and_can_be_discovered_from_itself_or_its_parent(folder: Path) -> None:
@@ -247,139 +207,6 @@ def test_two_bundles_of_one_id_are_refused_with_both_names(folder: Path) -> None
 def test_a_file_nobody_recorded_cannot_be_asked_for(folder: Path) -> None:
     with pytest.raises(BundleCorrupt, match="records no file"):
         open_bundle(folder).file("other.bin")
-
-
-def redirect(folder: Path, location: str) -> None:
-    """Let the encoder read its weights from somewhere else, as a hostile bundle's maker would."""
-    name = "encoder.cpu-int8.onnx"
-    model = onnx.load(str(folder / name), load_external_data=False)
-    for tensor in model.graph.initializer:
-        for entry in tensor.external_data:
-            if entry.key == "location":
-                entry.value = location
-    (folder / name).write_bytes(model.SerializeToString())
-    record(folder, name)
-
-
-@pytest.mark.parametrize("kind", ["above", "absolute", "through a folder", "a link", "not recorded"])
-def test_a_graph_cannot_read_a_file_that_the_manifest_does_not_record(folder: Path, kind: str) -> None:
-    secret = folder.parent / "secret.bin"
-    shutil.copy(folder / "weights.bin", secret)
-    (folder / "sub").mkdir()
-    (folder / "link.bin").symlink_to(secret)
-    shutil.copy(secret, folder / "loose.bin")
-    location = {
-        "above": "../secret.bin",
-        "absolute": str(secret),
-        "through a folder": "sub/../../secret.bin",
-        "a link": "link.bin",
-        "not recorded": "loose.bin",
-    }[kind]
-    redirect(folder, location)
-    with pytest.raises(BundleCorrupt, match="does not record"):
-        load_model(open_bundle(folder), variant="cpu-int8", use_shortlist=False)
-
-
-def test_a_graph_may_read_another_recorded_file(folder: Path) -> None:
-    shutil.copy(folder / "weights.bin", folder / "other.bin")
-    record(folder, "other.bin")
-    redirect(folder, "other.bin")
-    load_model(open_bundle(folder), variant="cpu-int8", use_shortlist=False)
-
-
-def hidden_models() -> dict[str, onnx.ModelProto]:
-    """A model for each place of onnx.proto3 where a tensor with external data can hide."""
-
-    def outside() -> onnx.TensorProto:
-        tensor = onnx.TensorProto(name="w", data_type=1, dims=[4], data_location=onnx.TensorProto.EXTERNAL)
-        tensor.external_data.add(key="offset", value="0")
-        tensor.external_data.add(key="location", value="../secret.bin")
-        return tensor
-
-    def graph(**parts: object) -> onnx.GraphProto:
-        return onnx.GraphProto(name="g", **parts)
-
-    def node(**attribute: object) -> onnx.NodeProto:
-        return onnx.NodeProto(op_type="If", attribute=[onnx.AttributeProto(name="a", **attribute)])
-
-    sparse = onnx.SparseTensorProto(values=outside(), dims=[4])
-    deep = graph(initializer=[outside()])
-    for _ in range(20):
-        deep = graph(node=[node(g=deep)])
-    function = onnx.FunctionProto(name="f", node=[node(t=outside())])
-    default = onnx.FunctionProto(name="f", attribute_proto=[onnx.AttributeProto(name="a", t=outside())])
-    return {
-        "an initializer": onnx.ModelProto(graph=graph(initializer=[outside()])),
-        "a sparse initializer": onnx.ModelProto(graph=graph(sparse_initializer=[sparse])),
-        "a constant": onnx.ModelProto(graph=graph(node=[node(t=outside())])),
-        "constants": onnx.ModelProto(graph=graph(node=[node(tensors=[outside()])])),
-        "sub-graphs": onnx.ModelProto(graph=graph(node=[node(graphs=[graph(initializer=[outside()])])])),
-        "a sparse constant": onnx.ModelProto(graph=graph(node=[node(sparse_tensor=sparse)])),
-        "sparse constants": onnx.ModelProto(graph=graph(node=[node(sparse_tensors=[sparse])])),
-        "twenty branches deep": onnx.ModelProto(graph=deep),
-        "a function": onnx.ModelProto(functions=[function]),
-        "a function's default": onnx.ModelProto(functions=[default]),
-        "training": onnx.ModelProto(
-            training_info=[onnx.TrainingInfoProto(algorithm=graph(initializer=[outside()]))]
-        ),
-    }
-
-
-@pytest.mark.parametrize("place", list(hidden_models()))
-def test_external_data_is_found_wherever_a_tensor_can_be(place: str) -> None:
-    assert external_files(hidden_models()[place].SerializeToString()) == {"../secret.bin"}
-
-
-def test_a_file_that_is_no_protobuf_is_no_graph(folder: Path) -> None:
-    assert external_files(b"") == set()
-    for content in (b"\xff" * 20, b"\x3a\x7f", b"\x3b", b"\x3d\x00", b"hello world"):
-        with pytest.raises(ValueError, match=r"field|number|message|wire type"):
-            external_files(content)
-    (folder / "encoder.cpu-int8.onnx").write_bytes(b"\xff" * 20)
-    record(folder, "encoder.cpu-int8.onnx")
-    with pytest.raises(BundleCorrupt, match="not an ONNX graph"):
-        load_model(open_bundle(folder), variant="cpu-int8", use_shortlist=False)
-
-
-def test_a_graph_that_onnxruntime_refuses_is_named(folder: Path) -> None:
-    (folder / "encoder.cpu-int8.onnx").write_bytes(b"")
-    record(folder, "encoder.cpu-int8.onnx")
-    with pytest.raises(BundleCorrupt, match=f"onnxruntime {onnxruntime.__version__} cannot load"):
-        load_model(open_bundle(folder), variant="cpu-int8", use_shortlist=False)
-
-
-MISFITS: dict[str, Edit] = {
-    "a decoder layer too many": lambda d: d["sizes"].update(decoder_layers=3),
-    "a decoder layer too few": lambda d: d["sizes"].update(decoder_layers=1),
-    "another number of heads": lambda d: d["sizes"].update(num_heads=2),
-    "another head size": lambda d: d["sizes"].update(head_size=9),
-    "a state too few": lambda d: d["state"].pop(),
-    "a state of another name": lambda d: d["state"][0].update(name="self_key_9"),
-    "a state of another shape": lambda d: d["state"][0].update(shape=[4, 9]),
-    "a state of another kind": lambda d: d["state"][0].update(kind="cell", shape=[1, 32]),
-    "encoder and step exchanged": lambda d: d["variants"]["cpu-int8"].update(encoder="step.cpu-int8.onnx"),
-    "shortlist step for the plain one": lambda d: d["variants"]["cpu-int8"].update(
-        step="shortlist_step.cpu-int8.onnx"
-    ),
-    "another variant's candidates": lambda d: d["variants"]["cpu-int8"].update(
-        candidates="candidates.cpu-fp32.onnx"
-    ),
-}
-
-
-@pytest.mark.parametrize("edit", [pytest.param(edit, id=name) for name, edit in MISFITS.items()])
-def test_graphs_that_do_not_fit_the_manifest_are_refused_at_load_and_not_by_the_first_request(
-    folder: Path, edit: Edit
-) -> None:
-    edit_manifest(folder, edit)
-    bundle = open_bundle(folder)
-
-    def load_both() -> None:
-        for use_shortlist in (False, True):
-            load_model(bundle, variant="cpu-int8", use_shortlist=use_shortlist)
-
-    with pytest.raises(BundleCorrupt, match="tensor"):
-        load_both()
 
 
 def test_a_variant_the_bundle_lacks_is_named_beside_those_it_has(folder: Path) -> None:

@@ -1,50 +1,25 @@
-import functools
 import io
 import json
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from example_keys import ADMIN, EXPIRED, GOOD, LOCKED, REVOKED, made, source_of
 from fake_engine import FakeEngine
-from fastapi import FastAPI
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from app.api import ApiOptions, create_app
 from app.api.authentication import OPEN_PATHS, AccessOptions
-from app.keys import ApiKey, KeyFile, KeySource, NewKey, Scope, new_key
+from app.keys import KeyFile, KeySource, NewKey
 from app.observability import Metrics, configure_logging
 
-NOW = datetime.now(UTC)
 NATIVE: dict[str, Any] = {"texts": ["good morning"], "source": "en", "target": "pt"}
 LIBRE: dict[str, Any] = {"q": "good morning", "source": "en", "target": "pt"}
 Serve = Callable[[AccessOptions], AbstractAsyncContextManager[httpx.AsyncClient]]
-
-
-def made(name: str = "someone", *scopes: Scope, expires_in_s: float | None = None) -> NewKey:
-    expires_at = None if expires_in_s is None else NOW + timedelta(seconds=expires_in_s)
-    return new_key(name, frozenset(scopes or [Scope.TRANSLATE]), created_at=NOW, expires_at=expires_at)
-
-
-def source_of(*keys: NewKey) -> KeySource:
-    return KeySource([one.key for one in keys])
-
-
-GOOD = made("good")
-ADMIN = made("ops", Scope.ADMIN)
-EXPIRED = made("expired", expires_in_s=-1)
-_TO_REVOKE = made("revoked")
-REVOKED = NewKey(
-    _TO_REVOKE.text,
-    ApiKey(_TO_REVOKE.key.id, "revoked", _TO_REVOKE.key.digest, _TO_REVOKE.key.scopes, revoked_at=NOW),
-)
-LOCKED = AccessOptions(keys=source_of(GOOD, ADMIN, EXPIRED, REVOKED), allow_anonymous=False)
 
 
 def served(
@@ -320,106 +295,3 @@ async def test_a_whole_session_leaves_neither_keys_nor_texts_in_the_log(
         assert one.text[-20:] not in log
         assert one.key.digest.hex() not in log
     assert wrong not in log
-
-
-JUNK = st.text(st.characters(min_codepoint=0x20, max_codepoint=0xFF, exclude_characters="\x7f"), max_size=60)
-NAMES = st.sampled_from(
-    [
-        "Authorization",
-        "X-API-Key",
-        "Content-Type",
-        "Content-Length",
-        "X-Forwarded-For",
-        "Host",
-        "Cookie",
-        "Range",
-    ]
-)
-PATHS = st.sampled_from(
-    [
-        "/v1/translate",
-        "/translate",
-        "/v1/models",
-        "/metrics",
-        "/v2/translate",
-        "/admin",
-        "/detect",
-        "//v1/translate",
-    ]
-)
-TYPES = st.sampled_from(
-    ["", "application/json", "application/x-www-form-urlencoded", "multipart/form-data; boundary=b", "a/b"]
-)
-PIECES = st.sampled_from(
-    [
-        "api_key",
-        "=",
-        "&",
-        '"',
-        "{",
-        "}",
-        ":",
-        "[",
-        "--b",
-        "\r\n",
-        "\r\n\r\n",
-        "%",
-        "%61",
-        "\\ud800",
-        "name=",
-        "q",
-        "é",
-    ]
-)
-
-
-@functools.cache
-def closed_service() -> tuple[FakeEngine, FastAPI]:
-    engine = FakeEngine()
-    options = ApiOptions(max_body_bytes=4096)
-    return engine, create_app(engine, options, metrics=Metrics(CollectorRegistry()), access=LOCKED)
-
-
-BODIES = st.one_of(st.binary(max_size=200), st.lists(PIECES, max_size=30).map("".join).map(str.encode))
-
-
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    method=st.sampled_from(["GET", "POST", "PUT", "OPTIONS"]),
-    path=PATHS,
-    query=st.one_of(st.binary(max_size=60), st.just(b"api_key=%C3%28"), st.just(b"api_key=" + b"x" * 99)),
-    headers=st.lists(st.tuples(NAMES, st.one_of(JUNK, JUNK.map("Bearer ".__add__))), max_size=4),
-    content_type=TYPES,
-    body=BODIES,
-)
-async def test_no_junk_gets_in_and_none_makes_a_fault(
-    method: str, path: str, query: bytes, headers: list[tuple[str, str]], content_type: str, body: bytes
-) -> None:
-    engine, application = closed_service()
-    sent: list[Any] = []
-    messages: list[Any] = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def receive() -> Any:
-        return messages.pop() if messages else {"type": "http.disconnect"}
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    raw = [(name.lower().encode(), value.encode("latin-1")) for name, value in headers]
-    scope = {
-        "type": "http",
-        "method": method,
-        "path": path,
-        "raw_path": path.encode(),
-        "query_string": query,
-        "root_path": "",
-        "scheme": "http",
-        "http_version": "1.1",
-        "headers": [(b"content-type", content_type.encode()), *raw],
-        "client": ("198.51.100.7", 1),
-        "server": ("127.0.0.1", 80),
-    }
-    await application(scope, receive, send)
-    status = sent[0]["status"]
-    assert status in (401, 403, 413), status
-    assert engine.requests == []
