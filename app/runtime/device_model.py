@@ -235,8 +235,8 @@ def _refusal(device: Device, what: str, reason: str) -> str:
     major, minor = driver.version
     return (
         f"{installed_runtime()} with {CUDA_PROVIDER} cannot run {what} on {device} ({gpu}; driver for "
-        f"CUDA {major}.{minor}): {reason}. onnxruntime-gpu needs the CUDA and cuDNN libraries that it "
-        "was built for, and a driver at least as new"
+        f"CUDA {major}.{minor}): {reason.rstrip('.')}. onnxruntime-gpu needs the CUDA and cuDNN libraries "
+        "that it was built for, and a driver at least as new"
     )
 
 
