@@ -78,9 +78,11 @@ bundles: $(VENV)/.dev ## Make the shipped bundles anew from MARIAN, the models f
 	@test -d "$(MARIAN)" || { echo "MARIAN='$(MARIAN)' is no folder; see CONTRIBUTING.md" >&2; exit 1; }
 	rm -rf app/bundles/en-pt app/bundles/pt-en
 	$(BIN)/dragoman export marian $(MARIAN)/enpt-* --source en --target pt --id firefox-en-pt --out app/bundles/en-pt \
-		--licence MPL-2.0 --facts exporters/facts/firefox_translations.json
+		--licence MPL-2.0 --facts exporters/facts/firefox_translations.json \
+		--variants cpu-int8,cpu-fp32,cuda-fp16
 	$(BIN)/dragoman export marian $(MARIAN)/pten-* --source pt --target en --id firefox-pt-en --out app/bundles/pt-en \
-		--licence MPL-2.0 --facts exporters/facts/firefox_translations.json
+		--licence MPL-2.0 --facts exporters/facts/firefox_translations.json \
+		--variants cpu-int8,cpu-fp32,cuda-fp16
 
 image-test: ## Build the container image, run it and test it
 	bash docker/image_test.sh
