@@ -239,6 +239,16 @@ def test_what_free_slots_hold_reaches_nobody_neither_those_beside_them_nor_who_t
         assert exactly(first) == exactly(second)
 
 
+def test_a_slot_that_nobody_has_attends_to_something(decoders: Decoders) -> None:
+    """Attention to nothing divides zero by zero in some of CUDA's kernels."""
+    runner = DeviceRunner(decoders.device, max_rows=4)
+    play = Script(decoders, [runner], SearchKind.GREEDY, 1)
+    for event in BUSY:
+        play.do(event)
+        if (buffers := runner._buffers[play._group]) is not None:
+            assert buffers._mask.read().any(axis=1).all()
+
+
 def test_the_row_that_empties_others_stays_empty(decoders: Decoders) -> None:
     runner = DeviceRunner(on_fake_gpu(decoders.device, FakeGpu()), max_rows=4)
     play = Script(decoders, [runner], SearchKind.GREEDY, 1)
