@@ -84,8 +84,9 @@ bundles: $(VENV)/.dev ## Make the shipped bundles anew from MARIAN, the models f
 		--licence MPL-2.0 --facts exporters/facts/firefox_translations.json \
 		--variants cpu-int8,cpu-fp32,cuda-fp16
 
-image-test: ## Build the container image, run it and test it
-	bash docker/image_test.sh
+image-test: ## Build the container images, run them and test them; of the cuda one without its large libraries
+	bash docker/image_test.sh cpu
+	bash docker/image_test.sh cuda
 
 clean: ## Remove the environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

@@ -20,6 +20,8 @@ CPU_VARIANT: Variant = "cpu-int8"
 GPU_VARIANT: Variant = "cuda-fp16"
 _MIN_COMPUTE_CAPABILITY = (7, 0)
 """Volta's: the first GPUs whose matrix units compute in float16."""
+_MIN_COMPUTE_CAPABILITY_CUDA_13 = (7, 5)
+"""Turing's: CUDA 13 compiles for nothing older (its release notes)."""
 _GIBIBYTE = 1 << 30
 _TO_CPU = "or set DRAGOMAN_DEVICE=cpu"
 
@@ -133,10 +135,10 @@ def _gpus(device: str, bundles: Sequence[Bundle], there: Surroundings) -> Device
             f"pip uninstall onnxruntime, then pip install -c constraints.txt -e '.[gpu]'; {_TO_CPU}",
             has_gpu=False,
         )
-    driver = there.probe()
+    driver = _driver(there)
     gpus = _wanted(device, driver)
     for gpu in gpus:
-        _check_capability(gpu)
+        _check_capability(gpu, runtime)
     _check_versions(runtime, driver)
     for bundle in bundles:
         require_gpu_graphs(bundle)
@@ -176,19 +178,35 @@ def _wanted(device: str, driver: CudaDriver) -> tuple[Gpu, ...]:
     )
 
 
-def _check_capability(gpu: Gpu) -> None:
-    if gpu.compute_capability < _MIN_COMPUTE_CAPABILITY:
+def _driver(there: Surroundings) -> CudaDriver:
+    try:
+        return there.probe()
+    except DeviceUnavailable as error:
+        raise DeviceUnavailable(f"{error.message}, {_TO_CPU}", has_gpu=error.has_gpu) from error
+
+
+def _check_capability(gpu: Gpu, runtime: InstalledRuntime) -> None:
+    needed = _MIN_COMPUTE_CAPABILITY
+    if _cuda_major(runtime) >= 13:
+        needed = _MIN_COMPUTE_CAPABILITY_CUDA_13
+    if gpu.compute_capability < needed:
         raise DeviceUnavailable(
-            f"GPU {gpu.index} ({gpu.name}) has compute capability {_dotted(gpu.compute_capability)}; float16 "
-            f"needs at least {_dotted(_MIN_COMPUTE_CAPABILITY)}. Name another GPU with DRAGOMAN_DEVICE="
+            f"GPU {gpu.index} ({gpu.name}) has compute capability {_dotted(gpu.compute_capability)}; {runtime} "
+            f"in float16 needs at least {_dotted(needed)}. Name another GPU with DRAGOMAN_DEVICE="
             f"cuda:N or CUDA_VISIBLE_DEVICES, {_TO_CPU}"
         )
 
 
+def _cuda_major(runtime: InstalledRuntime) -> int:
+    """The major version of CUDA that a runtime was built for; 0 where it does not say."""
+    major = runtime.cuda_version.partition(".")[0]
+    return int(major) if major.isdigit() else 0
+
+
 def _check_versions(runtime: InstalledRuntime, driver: CudaDriver) -> None:
     """Within a major version an older driver runs newer libraries; across majors it does not."""
-    major = runtime.cuda_version.partition(".")[0]
-    if major.isdigit() and driver.version[0] < int(major):
+    major = _cuda_major(runtime)
+    if driver.version[0] < major:
         raise DeviceUnavailable(
             f"{runtime} needs a driver for CUDA {major}, and this one is for CUDA {_dotted(driver.version)}; "
             f"update the driver, or install an onnxruntime-gpu built for CUDA {driver.version[0]}, {_TO_CPU}"

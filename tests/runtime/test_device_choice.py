@@ -137,7 +137,7 @@ OBSTACLES = {
         has_gpu=False,
     ),
     "no driver": Obstacle(
-        lambda: Machine(library=None), ("libcuda.so.1: cannot open", "install the driver"), has_gpu=False
+        lambda: Machine(library=None), ("libcuda.so.1: cannot open", "install the driver", "DRAGOMAN_DEVICE=cpu"), has_gpu=False
     ),
     "a driver that does not start": Obstacle(
         lambda: Machine(library=FakeCuda(failing={"cuInit": SYSTEM_DRIVER_MISMATCH})),
@@ -148,7 +148,11 @@ OBSTACLES = {
     ),
     "an old GPU": Obstacle(
         lambda: Machine(library=gpus({"name": "Fake P40", "compute_capability": (6, 1)})),
-        ("GPU 0 (Fake P40) has compute capability 6.1", "at least 7.0"),
+        ("GPU 0 (Fake P40) has compute capability 6.1", "at least 7.5"),
+    ),
+    "a GPU that CUDA 13 left behind": Obstacle(
+        lambda: Machine(library=gpus({"name": "Fake V100", "compute_capability": (7, 0)})),
+        ("GPU 0 (Fake V100) has compute capability 7.0", "for CUDA 13.0 in float16 needs at least 7.5"),
     ),
     "an old driver": Obstacle(
         lambda: Machine(library=FakeCuda(version=12_080)),
