@@ -191,8 +191,8 @@ def _check_capability(gpu: Gpu, runtime: InstalledRuntime) -> None:
         needed = _MIN_COMPUTE_CAPABILITY_CUDA_13
     if gpu.compute_capability < needed:
         raise DeviceUnavailable(
-            f"GPU {gpu.index} ({gpu.name}) has compute capability {_dotted(gpu.compute_capability)}; {runtime} "
-            f"in float16 needs at least {_dotted(needed)}. Name another GPU with DRAGOMAN_DEVICE="
+            f"GPU {gpu.index} ({gpu.name}) has compute capability {_dotted(gpu.compute_capability)}; "
+            f"{runtime} in float16 needs at least {_dotted(needed)}. Name another GPU with DRAGOMAN_DEVICE="
             f"cuda:N or CUDA_VISIBLE_DEVICES, {_TO_CPU}"
         )
 

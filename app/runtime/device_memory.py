@@ -90,6 +90,19 @@ class DeviceTensor:
         return np.asarray(self._value.numpy())
 
 
+def answers(device: Device) -> bool:
+    """Whether the device still keeps a number.
+
+    After a fault such as an illegal address a GPU refuses every call of the process, for ever.
+    """
+    try:
+        tensor = DeviceTensor(device, TensorSpec((1,), np.int32))
+        tensor.write(np.ones(1, np.int32))
+        return bool(tensor.read()[0] == 1)
+    except Exception:  # noqa: BLE001 - onnxruntime has no base class for what a device raises
+        return False
+
+
 class PackedTensors:
     """Small tensors side by side in one piece of a device's memory, so that one copy carries them all.
 

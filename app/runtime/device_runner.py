@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -10,12 +11,15 @@ from app.decoding.options import MAX_BEAM_SIZE
 from app.errors import DeviceUnavailable
 from app.runtime.device_buffers import DeviceBuffers, plan_buffers
 from app.runtime.device_graphs import current_thread
+from app.runtime.device_memory import answers
 from app.runtime.device_model import DeviceModel
 from app.runtime.device_stream import DeviceStream, enter_thread
+from app.runtime.memory_shortage import lacks_memory
 from app.runtime.onnx_runner import row_groups
 from app.runtime.runner import (
     BeamStepInput,
     BeamStepOutput,
+    DeviceLost,
     Int64Array,
     RowGroup,
     SearchKind,
@@ -96,11 +100,22 @@ class DeviceRunner:
         buffers = self._buffers[group]
         if buffers is None:
             buffers = self._buffers[group] = self._make(self._groups[group])
-        with self._model.gate.using():
+        with self._using():
             buffers.admit(newcomers)
 
-    def _make(self, group: RowGroup) -> DeviceBuffers:
+    @contextmanager
+    def _using(self) -> Iterator[None]:
+        """Keep captures off; an error of a device that answers nothing any more becomes `DeviceLost`."""
         with self._model.gate.using():
+            try:
+                yield
+            except Exception as error:
+                if not lacks_memory(error) and not answers(self._model.device):
+                    raise DeviceLost(f"{self._model.device} answers nothing since {error}") from error
+                raise
+
+    def _make(self, group: RowGroup) -> DeviceBuffers:
+        with self._using():
             if self._thread != current_thread():
                 enter_thread(self._model, self._stream)
                 self._thread = current_thread()
@@ -114,7 +129,7 @@ class DeviceRunner:
         """Run the step graph over slots 0..R-1; see `ModelRunner.step`."""
         buffers = self._live(group)
         num_rows = len(last_ids)
-        with self._model.gate.using():
+        with self._using():
             outputs = buffers.step(self._started(last_ids, positions), positions)
         return StepOutput(
             token_ids=outputs["token_ids"][:num_rows].copy(), log_probs=outputs["log_probs"][:num_rows].copy()
@@ -125,7 +140,7 @@ class DeviceRunner:
         buffers = self._live(group)
         num_segments, num_beams = beams.last_ids.shape
         positions = np.repeat(beams.positions, num_beams)
-        with self._model.gate.using():
+        with self._using():
             buffers.follow(beams.parents)
             outputs = buffers.step(
                 self._started(beams.last_ids.ravel(), positions),

@@ -13,7 +13,7 @@ from app.errors import DeadlineExceeded, DragomanError, RequestCancelled, Worker
 from app.runtime.advance import advance
 from app.runtime.entry import Entry
 from app.runtime.events import AdmissionEvent, RuntimeObserver, StepEvent
-from app.runtime.runner import ModelRunner, SourceRow
+from app.runtime.runner import DeviceLost, ModelRunner, SourceRow
 from app.runtime.scheduler import Admission, Departure, Scheduler
 
 
@@ -78,6 +78,9 @@ class Lane:
 
         Never raises for a failing graph: every entry it held is answered with WorkerFailed.
 
+        Raises:
+            DeviceLost: the runner can do nothing any more.
+
         Args:
             beat: called around every encoder pass, with the seconds that the pass is expected to take and
                 with 0 behind it: a long pass is no hanging one.
@@ -117,6 +120,7 @@ class Lane:
                     self._close_gap(departure)
             except Exception as error:  # noqa: BLE001 - the border: whatever a runner raises becomes an answer
                 self._fail(self._scheduler.clear_group(group), error)
+                _end_if_lost(error)
         num_cancelled = sum(entry.cancelled for entry in entries)
         if num_cancelled:
             self._observer.on_cancelled(self.model, num_segments=num_cancelled)
@@ -146,6 +150,7 @@ class Lane:
             for entry in failed:
                 self._scheduler.leave(group, entry)
             self._fail(failed, error)
+            _end_if_lost(error)
             return
         finally:
             beat(0.0)
@@ -175,6 +180,7 @@ class Lane:
             results = [entry.search.hypotheses() for entry in finished]
         except Exception as error:  # noqa: BLE001 - the border: whatever a graph raises becomes an answer
             self._fail([*self._scheduler.clear_group(group), *entries], error)
+            _end_if_lost(error)
             return
         except BaseException as error:
             self._fail(left, error)  # the thread ends, and `fail_all` does not find them
@@ -215,3 +221,9 @@ class Lane:
             entry.resolve(failure, now_s=now_s)
         if isinstance(error, Exception):
             self._observer.on_failure(self.model, num_segments=len(held), error=error)
+
+
+def _end_if_lost(error: Exception) -> None:
+    """Let the worker end with its device, so that it is replaced, or the process ends."""
+    if isinstance(error, DeviceLost):
+        raise error

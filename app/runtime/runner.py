@@ -131,11 +131,16 @@ class BeamStepOutput:
     attention: Float32Array | None = None
 
 
+class DeviceLost(Exception):
+    """The device of a runner answers nothing any more: no call of this process will succeed there."""
+
+
 class ModelRunner(Protocol):
     """One model's graphs and row slots, driven by one thread.
 
     Slots 0..R-1 of a group hold the running rows; the search side decides which segment is where,
-    the runner owns the caches and never sees a hypothesis.
+    the runner owns the caches and never sees a hypothesis. Any call may raise; `DeviceLost` says that
+    every later one would too.
     """
 
     @property

@@ -137,7 +137,9 @@ OBSTACLES = {
         has_gpu=False,
     ),
     "no driver": Obstacle(
-        lambda: Machine(library=None), ("libcuda.so.1: cannot open", "install the driver", "DRAGOMAN_DEVICE=cpu"), has_gpu=False
+        lambda: Machine(library=None),
+        ("libcuda.so.1: cannot open", "install the driver", "DRAGOMAN_DEVICE=cpu"),
+        has_gpu=False,
     ),
     "a driver that does not start": Obstacle(
         lambda: Machine(library=FakeCuda(failing={"cuInit": SYSTEM_DRIVER_MISMATCH})),

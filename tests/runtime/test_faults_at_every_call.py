@@ -19,6 +19,7 @@ from app.runtime.lane import Lane
 from app.runtime.runner import (
     BeamStepInput,
     BeamStepOutput,
+    DeviceLost,
     Int64Array,
     RowGroup,
     SearchKind,
@@ -159,11 +160,12 @@ def test_a_call_that_raises_fails_whom_it_held_and_the_thread_goes_on(call: str,
 
 @pytest.mark.parametrize("number", [1, 2, 3])
 @pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("error", [Killed(), DeviceLost("gone")], ids=["killed", "device lost"])
 def test_a_call_that_kills_the_thread_leaves_nobody_without_an_answer(
-    call: str, number: int, monkeypatch: pytest.MonkeyPatch
+    call: str, number: int, error: BaseException, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(threading, "excepthook", lambda _: None)  # in the place of a traceback on stderr
-    runner = FaultyRunner(call, number=number, error=Killed())
+    runner = FaultyRunner(call, number=number, error=error)
     worker = working(runner)
     everybody = guests()
     for guest in everybody:
