@@ -5,7 +5,8 @@
 Starts `dragoman serve` with the shipped models and sends what clients send: both directions and dialects,
 single texts and lists, beams and other options, wrong, empty and too large requests, clients that leave and
 clients with deadlines. The cache is kept small, so that it is full early and memory may be compared, and
-so that a third of the requests are decoded. Exit code 1 when anything that must hold does not.
+so that a third of the requests are decoded; every row slot is used once before memory is measured. Exit
+code 1 when anything that must hold does not.
 """
 
 from __future__ import annotations
@@ -31,9 +32,10 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from benchmarks.machine import this_machine
+from benchmarks.machine import num_usable_cores, this_machine
 from benchmarks.soak_checks import Check, check_answers, check_end, check_metrics, check_process, growth
 from benchmarks.soak_client import Account, run_clients
+from benchmarks.soak_flood import flood
 from benchmarks.soak_requests import soak_requests
 from benchmarks.soak_server import SERVE, ProcessSample, SoakServer
 
@@ -52,6 +54,7 @@ class SoakOptions:
         num_clients: connections at a time.
         seed: of the mix.
         sample_every_s: seconds between looks at the process.
+        max_rows: of the server, all of which are used before anything is measured.
         command: of the server, with ``{port}`` where its port belongs.
     """
 
@@ -59,6 +62,7 @@ class SoakOptions:
     num_clients: int = 32
     seed: int = 1
     sample_every_s: float = 1.0
+    max_rows: int = 64
     command: Sequence[str] = SERVE
 
 
@@ -106,10 +110,12 @@ def soak(options: SoakOptions, *, on_done: Callable[[], None] = lambda: None) ->
     account = Account()
     environment = {
         "DRAGOMAN_MAX_CACHE_BYTES": str(cache_bytes),
+        "DRAGOMAN_MAX_ROWS": str(options.max_rows),
         "DRAGOMAN_LOG_LEVEL": "warning",
         "DRAGOMAN_LOG_FORMAT": "json",
     }
     with SoakServer(options.command, environment=environment) as server:
+        server.translate_first(flood(max_rows=options.max_rows, num_workers=num_usable_cores()))
         earlier = server.counts()
         before = server.sample()
         began_at_s = time.monotonic()

@@ -11,12 +11,14 @@ from urllib.parse import urlencode
 
 NATIVE, LIBRETRANSLATE = "/v1/translate", "/translate"
 GREEDY = "greedy"
-_PAIRS = ("en-pt", "pt-en")
+PAIRS = ("en-pt", "pt-en")
+"""Of the shipped models."""
 _POOL_SIZE = 24
 """Texts of each direction that are asked for again and again; few, so that a small cache keeps them."""
 _REPEATED_AFTER = 2_000
 """New texts after which one comes again: a small cache has dropped it, so it is decoded twice."""
-_MAX_BEAM_SIZE = 4
+MAX_BEAM_SIZE = 4
+"""Widest beams that the mix asks for."""
 _BULK_SHARE = 0.15
 
 _SENTENCES = {
@@ -108,18 +110,18 @@ class _Mix:
     def draw(self) -> SoakRequest:
         """The next request."""
         kind = self._draws.choices(tuple(self._kinds), tuple(self._kinds.values()))[0]
-        return kind(self._draws.choice(_PAIRS))
+        return kind(self._draws.choice(PAIRS))
 
     def _known(self, pair: str) -> str:
-        return _sentence(pair, self._draws.randrange(_POOL_SIZE))
+        return sentence(pair, self._draws.randrange(_POOL_SIZE))
 
     def _unknown(self, pair: str) -> str:
         self._pairs_of_new.append(pair)
-        return _sentence(pair, _POOL_SIZE + len(self._pairs_of_new) - 1)
+        return sentence(pair, _POOL_SIZE + len(self._pairs_of_new) - 1)
 
     def _long(self, length: int) -> str:
         self._num_long += 1
-        return f"{_ENDLESS * length}the number {self._num_long}."
+        return endless_text(length, self._num_long)
 
     def _known_native(self, pair: str) -> SoakRequest:
         return self._native("known text", pair, [self._known(pair)])
@@ -154,7 +156,7 @@ class _Mix:
         # Early in the test the cache may have it still; the question is the same.
         number = num_new - _REPEATED_AFTER if num_new > _REPEATED_AFTER else self._draws.randrange(num_new)
         pair = self._pairs_of_new[number]
-        return self._native("old text again", pair, [_sentence(pair, _POOL_SIZE + number)])
+        return self._native("old text again", pair, [sentence(pair, _POOL_SIZE + number)])
 
     def _list(self, pair: str) -> SoakRequest:
         texts = [self._known(pair) for _ in range(self._draws.randint(1, 4))]
@@ -168,9 +170,9 @@ class _Mix:
     def _beams(self, pair: str) -> SoakRequest:
         if self._draws.random() < 0.25:
             return self._libretranslate(
-                "alternatives, LibreTranslate", pair, self._known(pair), alternatives=_MAX_BEAM_SIZE - 1
+                "alternatives, LibreTranslate", pair, self._known(pair), alternatives=MAX_BEAM_SIZE - 1
             )
-        beam_size = self._draws.randint(2, _MAX_BEAM_SIZE)
+        beam_size = self._draws.randint(2, MAX_BEAM_SIZE)
         text = self._draws.choice((self._known, self._unknown))(pair)
         options = {"beam_size": beam_size, "num_hypotheses": self._draws.randint(1, beam_size)}
         return self._native("beams", pair, [text], options=options)
@@ -304,7 +306,13 @@ class _Mix:
 _JSON = (("Content-Type", "application/json"),)
 
 
-def _sentence(pair: str, number: int) -> str:
+def endless_text(length: int, number: int) -> str:
+    """A text of about ten English words times `length`, without an end of a sentence in between."""
+    return f"{_ENDLESS * length}the number {number}."
+
+
+def sentence(pair: str, number: int) -> str:
+    """A short text that differs from those of other numbers."""
     sentences = _SENTENCES[pair]
     return sentences[number % len(sentences)].format(number)
 

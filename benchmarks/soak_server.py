@@ -10,20 +10,23 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import IO
+from typing import IO, Any
 
 import httpx
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
+
+from benchmarks.soak_requests import NATIVE
 
 SERVE = (sys.executable, "-m", "app", "serve", "--port", "{port}")
 """The command that is tested, with a place for the port."""
 _START_LIMIT_S = 120.0
 _STOP_LIMIT_S = 90.0
 _QUIET_LIMIT_S = 60.0
+_FIRST_LIMIT_S = 600.0
 _REQUESTS = "dragoman_http_request_seconds_count"
 
 
@@ -161,6 +164,19 @@ class SoakServer:
             raise RuntimeError(
                 f"the server process has ended; it wrote: {self.log_text()[-2000:]}"
             ) from error
+
+    def translate_first(self, bodies: Iterable[Mapping[str, Any]]) -> None:
+        """Have it translate requests of the native dialect, one after another, before anything is counted.
+
+        Raises:
+            RuntimeError: it answers one of them with an error.
+        """
+        for body in bodies:
+            answer = self._client.post(
+                NATIVE, json=body, headers={"Connection": "close"}, timeout=_FIRST_LIMIT_S
+            )
+            if answer.status_code != httpx.codes.OK:
+                raise RuntimeError(f"a request before the load got {answer.status_code}: {answer.text[:500]}")
 
     def counts(self) -> Counts:
         """Ask it for its metrics, on a connection that is closed behind it."""

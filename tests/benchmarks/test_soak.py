@@ -11,6 +11,7 @@ import pytest
 from benchmarks.soak import SoakOptions, SoakReport, soak, table
 from benchmarks.soak_checks import check_answers, check_end, check_metrics, check_process, growth
 from benchmarks.soak_client import Account, translations_of
+from benchmarks.soak_flood import flood
 from benchmarks.soak_requests import LIBRETRANSLATE, NATIVE, SoakRequest, soak_requests
 from benchmarks.soak_server import Counts, ProcessSample, counts_of
 
@@ -23,7 +24,7 @@ REQUEST = SoakRequest(
 )
 
 
-OPTIONS = SoakOptions(200, num_clients=8, sample_every_s=0.01, command=FAKE_SERVER)
+OPTIONS = SoakOptions(200, num_clients=8, sample_every_s=0.01, max_rows=4, command=FAKE_SERVER)
 
 
 def failed(report: SoakReport) -> set[str]:
@@ -78,6 +79,20 @@ def test_a_mix_is_drawn_once_and_holds_every_kind():
     assert 0.25 < new / 3000 < 0.4
     assert {request.pair for request in requests} == {"en-pt", "pt-en", ""}
     assert any(dict(request.headers).get("X-Priority") == "bulk" for request in requests)
+
+
+def test_the_flood_has_more_of_every_kind_than_there_are_rows_and_shares_no_text_with_the_mix():
+    bodies = list(flood(max_rows=64, num_workers=2))
+    texts = [text for body in bodies for text in body["texts"]]
+    assert len(set(texts)) == len(texts)
+    assert not set(texts) & {text for request in soak_requests(3000, seed=1) for text in request.texts}
+    for pair in (("en", "pt"), ("pt", "en")):
+        of_pair = [body for body in bodies if (body["source"], body["target"]) == pair]
+        widths = [body["options"].get("beam_size", 1) for body in of_pair]
+        assert sorted(set(widths)) == [1, 2, 3, 4]
+        assert all(
+            len(body["texts"]) > 2 * (64 // width) for body, width in zip(of_pair, widths, strict=True)
+        )
 
 
 def test_texts_come_again_after_the_cache_has_dropped_them():
