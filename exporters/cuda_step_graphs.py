@@ -31,6 +31,7 @@ from exporters.graph_builder import FLOAT, FLOAT16, INT32, INT64, MICROSOFT, Gra
 from exporters.graphs import ModelContext
 from exporters.linear import vector
 from exporters.step_graphs import StepKind, state_dims
+from exporters.sublayers import cached_self_attention, next_cell
 from exporters.token_choice import MAX_CANDIDATES, adjusted, without_forbidden
 
 
@@ -197,30 +198,18 @@ class _Decoder:
         both = graph.op("Cast", product.value, to=FLOAT)  # [R,1,2d]
         if product.bias is not None:
             both = graph.op("Add", both, product.bias)
-        candidate, forget = graph.split(both, 2)  # each [R,1,d]
-        kept = graph.op("Mul", graph.op("Sigmoid", forget), graph.op("Sub", f"cell_{layer}", candidate))
-        cell = graph.op("Add", candidate, kept, name=f"next_cell_{layer}")
-        return Product(half(graph, graph.op("Relu", cell)), None)
+        return Product(half(graph, graph.op("Relu", next_cell(graph, both, layer))), None)
 
     def _self_attention(self, x: str, layer: int) -> Product:
         graph, checkpoint, config = self.graph, self.context.checkpoint, self.context.checkpoint.config
         name = f"decoder.{layer}.self_attention"
         packed = linear(graph, checkpoint, x, [f"{name}.{part}" for part in ("query", "key", "value")])
-        y, _, _ = graph.ops(
-            "GroupQueryAttention",
-            packed,  # [R,1,3d]
-            "",
-            "",
-            f"self_key_{layer}",
-            f"self_value_{layer}",
-            "positions",
-            # Each row reads as far as its own position; this is only the most that any may have.
-            graph.int32(self.context.max_target_tokens),
-            num_outputs=3,
-            domain=MICROSOFT,
-            names=[f"self_attention_{layer}", f"next_self_key_{layer}", f"next_self_value_{layer}"],
+        y = cached_self_attention(
+            graph,
+            packed,
+            layer,
             num_heads=config.num_heads,
-            kv_num_heads=config.num_heads,
+            max_target_tokens=self.context.max_target_tokens,
         )
         return multiply(graph, checkpoint, y, [f"{name}.output"])
 

@@ -16,7 +16,7 @@ from exporters.checkpoint import Checkpoint
 from exporters.graph_builder import FLOAT, INT32, INT64, MICROSOFT, Dims, GraphBuilder
 from exporters.graphs import GraphContext
 from exporters.rows import BeamRows, GreedyRows, Rows
-from exporters.sublayers import embed, feed_forward, norm_of_rows, sublayer
+from exporters.sublayers import cached_self_attention, embed, feed_forward, next_cell, norm_of_rows, sublayer
 from exporters.token_choice import (
     CANDIDATE_BLOCK,
     MAX_CANDIDATES,
@@ -209,32 +209,20 @@ class _Decoder:
         return x
 
     def _cell(self, x: str, layer: int) -> str:
-        # SSRU (Kim et al. 2019, eq. 3): f = sigmoid(Wf x + b); c' = f * c + (1 - f) * W x; relu(c')
         graph, name = self.graph, f"decoder.{layer}.cell"
         both = self.context.arithmetic.linear(graph, x, [f"{name}.candidate", f"{name}.forget"])  # [R,1,2d]
-        candidate, forget = graph.split(both, 2)  # each [R,1,d]
-        kept = graph.op("Mul", graph.op("Sigmoid", forget), graph.op("Sub", f"cell_{layer}", candidate))
-        return graph.op("Relu", graph.op("Add", candidate, kept, name=f"next_cell_{layer}"))
+        return graph.op("Relu", next_cell(graph, both, layer))
 
     def _self_attention(self, x: str, layer: int) -> str:
         graph, arithmetic, config = self.graph, self.context.arithmetic, self.context.checkpoint.config
         name = f"decoder.{layer}.self_attention"
         packed = arithmetic.linear(graph, x, [f"{name}.{part}" for part in ("query", "key", "value")])
-        y, _, _ = graph.ops(
-            "GroupQueryAttention",
-            packed,  # [R,1,3d]
-            "",
-            "",
-            f"self_key_{layer}",
-            f"self_value_{layer}",
-            "positions",
-            # Each row reads as far as its own position; this is only the most that any may have.
-            graph.int32(self.context.max_target_tokens),
-            num_outputs=3,
-            domain=MICROSOFT,
-            names=[f"self_attention_{layer}", f"next_self_key_{layer}", f"next_self_value_{layer}"],
+        y = cached_self_attention(
+            graph,
+            packed,
+            layer,
             num_heads=config.num_heads,
-            kv_num_heads=config.num_heads,
+            max_target_tokens=self.context.max_target_tokens,
         )
         return arithmetic.linear(graph, y, [f"{name}.output"])
 

@@ -134,3 +134,48 @@ def embed(graph: GraphBuilder, checkpoint: Checkpoint, ids: str) -> str:
     scales = graph.op("Mul", graph.weight("embedding.scale", embedding.scale), graph.constant(root))
     scale = graph.op("Gather", graph.op("Unsqueeze", scales, graph.ints(1)), ids)  # [...,1]
     return graph.op("Mul", graph.op("Cast", rows, to=1), scale)
+
+
+def next_cell(graph: GraphBuilder, both: str, layer: int) -> str:
+    """The SSRU cell after a step, ``next_cell_{layer}``, float32 [R,1,d].
+
+    Kim et al. 2019, equation 3: f = sigmoid(Wf x + b); c' = f * c + (1 - f) * W x.
+
+    Args:
+        graph: graph to extend, with an input ``cell_{layer}``.
+        both: W x and Wf x + b side by side, float32 [R,1,2d].
+        layer: of the decoder.
+    """
+    candidate, forget = graph.split(both, 2)  # each [R,1,d]
+    kept = graph.op("Mul", graph.op("Sigmoid", forget), graph.op("Sub", f"cell_{layer}", candidate))
+    return graph.op("Add", candidate, kept, name=f"next_cell_{layer}")
+
+
+def cached_self_attention(
+    graph: GraphBuilder, packed: str, layer: int, *, num_heads: int, max_target_tokens: int
+) -> str:
+    """Attention of each row to what it has decoded, [R,1,d]; writes its key and value at its position.
+
+    Args:
+        graph: graph to extend, with inputs ``self_key_{layer}``, ``self_value_{layer}`` and ``positions``.
+        packed: query, key and value side by side, [R,1,3d].
+        layer: of the decoder.
+        num_heads: H.
+        max_target_tokens: T of the caches.
+    """
+    return graph.ops(
+        "GroupQueryAttention",
+        packed,
+        "",
+        "",
+        f"self_key_{layer}",
+        f"self_value_{layer}",
+        "positions",
+        # Each row reads as far as its own position; this is only the most that any may have.
+        graph.int32(max_target_tokens),
+        num_outputs=3,
+        domain=MICROSOFT,
+        names=[f"self_attention_{layer}", f"next_self_key_{layer}", f"next_self_value_{layer}"],
+        num_heads=num_heads,
+        kv_num_heads=num_heads,
+    )[0]

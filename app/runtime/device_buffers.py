@@ -15,6 +15,7 @@ from app.runtime.device_graphs import IDS, buckets, current_thread
 from app.runtime.device_memory import LEDGER, Array, DeviceTensor, PackedTensors, TensorSpec
 from app.runtime.device_model import DeviceModel
 from app.runtime.device_stream import DeviceStream
+from app.runtime.onnx_model import step_session
 from app.runtime.runner import Int64Array, LogitAdjustments, RowGroup, SearchKind, SourceRow
 
 MAX_CANDIDATES = 32
@@ -116,7 +117,7 @@ class DeviceBuffers:
             ValueError: the model has no graph for this kind of search.
         """
         self._model, self._group, self._stream = model, group, stream
-        self._session = _session(model, group.kind)
+        self._session = step_session(model, group.kind)
         plan = plan_buffers(model, group)
         device = model.device
         what = (
@@ -361,15 +362,3 @@ def _runs(slots: Sequence[int]) -> list[tuple[int, int]]:
     """Where runs of neighbouring slots begin and end in an ascending list of slots."""
     borders = [at for at in range(1, len(slots)) if slots[at] != slots[at - 1] + 1]
     return list(zip([0, *borders], [*borders, len(slots)], strict=True))
-
-
-def _session(model: DeviceModel, kind: SearchKind) -> onnxruntime.InferenceSession:
-    """The step graph that runs a kind of search."""
-    session = {
-        SearchKind.GREEDY: model.step,
-        SearchKind.BEAMS: model.beam_step,
-        SearchKind.GUIDED: model.guided_step,
-    }[kind]
-    if session is None:
-        raise ValueError(f"bundle {model.manifest.id} has no graph for {kind.value} search; export it again")
-    return session

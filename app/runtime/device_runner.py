@@ -7,7 +7,6 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from app.decoding.options import MAX_BEAM_SIZE
 from app.errors import DeviceUnavailable
 from app.runtime.device_buffers import DeviceBuffers, plan_buffers
 from app.runtime.device_graphs import current_thread
@@ -15,7 +14,7 @@ from app.runtime.device_memory import answers
 from app.runtime.device_model import DeviceModel
 from app.runtime.device_stream import DeviceStream, enter_thread
 from app.runtime.memory_shortage import lacks_memory
-from app.runtime.onnx_runner import row_groups
+from app.runtime.onnx_runner import row_groups_of
 from app.runtime.runner import (
     BeamStepInput,
     BeamStepOutput,
@@ -48,12 +47,7 @@ class DeviceRunner:
         self._model = model
         self._stream = DeviceStream()
         self._thread: int | None = None
-        self._groups = row_groups(
-            model.manifest.limits.max_source_tokens,
-            max_rows,
-            max_beams=1 if model.beam_step is None else MAX_BEAM_SIZE,
-            max_guided_beams=0 if model.guided_step is None else MAX_BEAM_SIZE,
-        )
+        self._groups = row_groups_of(model, max_rows)
         self._buffers: list[DeviceBuffers | None] = [None] * len(self._groups)
         self._check_limit(max_rows)
 

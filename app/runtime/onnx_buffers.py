@@ -12,7 +12,7 @@ import numpy.typing as npt
 import onnxruntime
 
 from app.runtime.onnx_candidates import CandidateSet
-from app.runtime.onnx_model import OnnxModel
+from app.runtime.onnx_model import OnnxModel, step_session
 from app.runtime.runner import Float32Array, Int64Array, LogitAdjustments, RowGroup, SearchKind
 
 
@@ -62,7 +62,7 @@ class GroupBuffers:
             "last_ids": self.last_ids,
             "positions": self.positions,
         }
-        self.session = _session(model, group.kind)
+        self.session = step_session(model, group.kind)
         self._fixed: dict[str, npt.NDArray[Any]] = {}
         self._adjusted: dict[str, npt.NDArray[Any]] = {}
         min_blocks = 1
@@ -187,15 +187,3 @@ def _untouched_zeros(shape: tuple[int, ...]) -> Float32Array:
         return np.zeros(shape, dtype=np.float32)
     pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     return np.frombuffer(pages, dtype=np.float32).reshape(shape)
-
-
-def _session(model: OnnxModel, kind: SearchKind) -> onnxruntime.InferenceSession:
-    """The step graph that runs a kind of search."""
-    session = {
-        SearchKind.GREEDY: model.step,
-        SearchKind.BEAMS: model.beam_step,
-        SearchKind.GUIDED: model.guided_step,
-    }[kind]
-    if session is None:
-        raise ValueError(f"bundle {model.manifest.id} has no graph for {kind.value} search; export it again")
-    return session

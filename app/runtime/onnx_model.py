@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import onnxruntime
 
@@ -12,6 +13,7 @@ from app.bundle import Bundle, Manifest, Variant
 from app.bundle.manifest import VariantGraphs
 from app.bundle.onnx_paths import external_files
 from app.errors import BundleCorrupt, BundleUnsupported
+from app.runtime.runner import SearchKind
 
 _PROVIDERS = ["CPUExecutionProvider"]
 
@@ -38,6 +40,46 @@ class OnnxModel:
     candidates: onnxruntime.InferenceSession | None
     beam_step: onnxruntime.InferenceSession | None
     guided_step: onnxruntime.InferenceSession | None
+
+
+class StepGraphs(Protocol):
+    """What models have in common, whatever they run on."""
+
+    @property
+    def manifest(self) -> Manifest:
+        """The bundle's facts."""
+        ...
+
+    @property
+    def step(self) -> onnxruntime.InferenceSession:
+        """The decoder step of greedy search."""
+        ...
+
+    @property
+    def beam_step(self) -> onnxruntime.InferenceSession | None:
+        """The decoder step of beam search, or None when the bundle has none."""
+        ...
+
+    @property
+    def guided_step(self) -> onnxruntime.InferenceSession | None:
+        """The decoder step of guided beam search, likewise."""
+        ...
+
+
+def step_session(model: StepGraphs, kind: SearchKind) -> onnxruntime.InferenceSession:
+    """The step graph that runs a kind of search.
+
+    Raises:
+        ValueError: the bundle has none.
+    """
+    session = {
+        SearchKind.GREEDY: model.step,
+        SearchKind.BEAMS: model.beam_step,
+        SearchKind.GUIDED: model.guided_step,
+    }[kind]
+    if session is None:
+        raise ValueError(f"bundle {model.manifest.id} has no graph for {kind.value} search; export it again")
+    return session
 
 
 def load_model(bundle: Bundle, *, variant: Variant, use_shortlist: bool) -> OnnxModel:

@@ -8,7 +8,7 @@ import numpy as np
 
 from app.decoding.options import MAX_BEAM_SIZE
 from app.runtime.onnx_buffers import GroupBuffers
-from app.runtime.onnx_model import OnnxModel
+from app.runtime.onnx_model import OnnxModel, StepGraphs
 from app.runtime.runner import (
     BeamStepInput,
     BeamStepOutput,
@@ -49,6 +49,16 @@ def row_groups(
     )
 
 
+def row_groups_of(model: StepGraphs, max_rows: int) -> tuple[RowGroup, ...]:
+    """The row groups of all that a model can search."""
+    return row_groups(
+        model.manifest.limits.max_source_tokens,
+        max_rows,
+        max_beams=1 if model.beam_step is None else MAX_BEAM_SIZE,
+        max_guided_beams=0 if model.guided_step is None else MAX_BEAM_SIZE,
+    )
+
+
 class OnnxRunner:
     """Runs one model for one worker. Sessions are shared, buffers are its own; one thread only."""
 
@@ -60,12 +70,7 @@ class OnnxRunner:
             max_rows: rows per group.
         """
         self._model = model
-        self._groups = row_groups(
-            model.manifest.limits.max_source_tokens,
-            max_rows,
-            max_beams=1 if model.beam_step is None else MAX_BEAM_SIZE,
-            max_guided_beams=0 if model.guided_step is None else MAX_BEAM_SIZE,
-        )
+        self._groups = row_groups_of(model, max_rows)
         self._buffers: list[GroupBuffers | None] = [None] * len(self._groups)
 
     @property
