@@ -133,6 +133,7 @@ def load_served_model(
     use_shortlist: bool,
     devices: Sequence[Device] = (Device(),),
     gpu_memory_bytes: int | None = None,
+    use_cuda_graphs: bool = True,
 ) -> ServedModel:
     """Open a bundle's sessions, tokenizer and shortlist; blocking.
 
@@ -143,6 +144,7 @@ def load_served_model(
         use_shortlist: limit the output to the bundle's shortlist, if it has one and the variant a use for it.
         devices: where to run it: GPUs, one for each worker, or the CPU for all.
         gpu_memory_bytes: most that all models may hold on a GPU in weights and row slots, or None.
+        use_cuda_graphs: launch whole decoder steps at once, on GPUs.
 
     Raises:
         BundleError: something in the bundle cannot be used.
@@ -167,6 +169,7 @@ def load_served_model(
         use_shortlist=use_shortlist,
         devices=devices,
         gpu_memory_bytes=gpu_memory_bytes,
+        use_cuda_graphs=use_cuda_graphs,
     )
     shortlist = None
     if graphs.need_candidates and manifest.shortlist is not None:
@@ -210,10 +213,17 @@ def _load_graphs(
     use_shortlist: bool,
     devices: Sequence[Device],
     gpu_memory_bytes: int | None,
+    use_cuda_graphs: bool,
 ) -> _Graphs:
     if variant in DEVICE_VARIANTS:
         loaded = [
-            load_device_model(bundle, variant=variant, device=device, memory_limit_bytes=gpu_memory_bytes)
+            load_device_model(
+                bundle,
+                variant=variant,
+                device=device,
+                memory_limit_bytes=gpu_memory_bytes,
+                use_cuda_graphs=use_cuda_graphs,
+            )
             for device in devices
         ]
         return _Graphs(
