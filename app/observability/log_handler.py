@@ -6,13 +6,14 @@ import logging
 import os
 import select
 import threading
+import time
 from collections import deque
 from typing import TextIO
 
 _MAX_WAITING_BYTES = 1 << 20
 """Some thousand lines; beyond that the newest are dropped, and counted."""
-_AT_ONCE_BYTES = 512
-"""What POSIX lets a pipe take whole that says it can be written to (PIPE_BUF, at least)."""
+_MAX_AT_ONCE_BYTES: int = getattr(select, "PIPE_BUF", 512)
+"""What POSIX lets a pipe take whole that says it can be written to; at least 512."""
 _FLUSH_S = 2.0
 """At the end of the process a reader that has stalled gets so long to go on."""
 
@@ -22,7 +23,9 @@ class PatientHandler(logging.Handler):
 
     A line goes out in the calling thread as long as that does not have to wait, so that a process that is
     killed has written what it logged. Once it would, a thread writes until all is out. The thread writes
-    past the stream's own buffer, whose lock it would hold while it waits and the interpreter ends.
+    past the stream's own buffer, whose lock it would hold while it waits and the interpreter ends. Where no
+    thread can be started (a limit of processes, the interpreter's end), the calls write what goes without
+    waiting, and the next line tries again.
 
     Attributes:
         num_dropped: lines that were never written, since too many waited or the file refused them.
@@ -66,7 +69,7 @@ class PatientHandler(logging.Handler):
             self.handleError(record)
             return
         with self._changed:
-            if not self._is_writing and not self._num_unreported and self._takes_at_once(line):
+            if self._has_written_all() and not self._num_unreported and self._takes_at_once(line):
                 self._write_at_once(line)
             else:
                 self._let_wait(line)
@@ -74,11 +77,15 @@ class PatientHandler(logging.Handler):
     def flush(self) -> None:
         """Wait until all is written, though not for long."""
         with self._changed:
+            if not self._has_written_all():
+                self._have_written(patience_s=self._flush_s)
             self._changed.wait_for(lambda: not self._is_writing, timeout=self._flush_s)
 
+    def _has_written_all(self) -> bool:
+        return not self._is_writing and not self._waiting
+
     def _takes_at_once(self, line: bytes) -> bool:
-        most = getattr(select, "PIPE_BUF", _AT_ONCE_BYTES)
-        return len(line) <= most and bool(self._poll.poll(0))
+        return len(line) <= _MAX_AT_ONCE_BYTES and bool(self._poll.poll(0))
 
     def _write_at_once(self, line: bytes) -> None:
         try:
@@ -103,9 +110,35 @@ class PatientHandler(logging.Handler):
     def _start(self, line: bytes) -> None:
         self._waiting.append(line)
         self._num_waiting_bytes += len(line)
-        if not self._is_writing:
-            self._is_writing = True
+        self._have_written()
+
+    def _have_written(self, *, patience_s: float = 0.0) -> None:
+        """See to it that a thread writes; where there can be none, write here what the file takes so soon."""
+        if self._is_writing:
+            return
+        self._is_writing = True
+        try:
             threading.Thread(target=self._write_all, name="dragoman-log", daemon=True).start()
+        except (RuntimeError, MemoryError):
+            self._is_writing = False
+            self._write_without_waiting(patience_s)
+
+    def _write_without_waiting(self, patience_s: float) -> None:
+        deadline_s = time.monotonic() + patience_s
+        while self._waiting and self._poll.poll(max(0.0, deadline_s - time.monotonic()) * 1000):
+            line = self._waiting.popleft()
+            try:
+                num_written = os.write(self._file, line[:_MAX_AT_ONCE_BYTES])
+            except BlockingIOError:  # somebody else has filled it meanwhile
+                self._waiting.appendleft(line)
+                return
+            except OSError:
+                self._num_waiting_bytes -= len(line)
+                self.num_dropped += 1
+                continue
+            self._num_waiting_bytes -= num_written
+            if num_written < len(line):
+                self._waiting.appendleft(line[num_written:])
 
     def _note(self) -> bytes:
         """A line that says that lines are missing, in their place."""

@@ -146,6 +146,112 @@ def test_lines_that_the_file_refuses_are_counted(pipe: Pipe, fault: str) -> None
     assert handler.num_dropped == 3
 
 
+class Threads:
+    """Whether the machine lets this process start the thread that writes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.num_refused = 0
+        self.are_allowed = False
+        start = threading.Thread.start
+
+        def start_if_allowed(thread: threading.Thread) -> None:
+            if thread.name == "dragoman-log" and not self.are_allowed:
+                self.num_refused += 1
+                raise RuntimeError("can't start new thread")
+            start(thread)
+
+        monkeypatch.setattr(threading.Thread, "start", start_if_allowed)
+
+
+@pytest.fixture
+def threads(monkeypatch: pytest.MonkeyPatch) -> Threads:
+    return Threads(monkeypatch)
+
+
+def emit(handler: logging.Handler, *messages: str) -> None:
+    """Log lines in this thread, so that what a log call raises fails the test."""
+    for message in messages:
+        handler.handle(logging.LogRecord("x", logging.INFO, "", 0, message, None, None))
+
+
+def test_without_a_thread_a_reader_that_is_free_gets_every_line_at_once(pipe: Pipe, threads: Threads) -> None:
+    handler = PatientHandler(pipe.stream)
+    messages = ["a" * 5000, "short", "b" * 9000]
+    emit(handler, *messages)
+    assert threads.num_refused == 2
+    assert os.read(pipe.reading, 65536).decode().splitlines() == messages
+    threads.are_allowed = True
+    emit(handler, "c" * 200, "d" * 5000)
+    assert pipe.read(2) == ["c" * 200, "d" * 5000]
+    assert handler.num_dropped == 0
+
+
+@pytest.mark.parametrize("are_allowed_later", [True, False])
+def test_lines_that_waited_without_a_thread_go_out_before_the_next_one(
+    pipe: Pipe, threads: Threads, are_allowed_later: bool
+) -> None:
+    handler = PatientHandler(pipe.stream)
+    pipe.fill()
+    emit(handler, "one", "e" * 5000, "three")
+    assert threads.num_refused == 3, "every line tries again"
+    assert len(os.read(pipe.reading, pipe.num_filled)) == pipe.num_filled
+    pipe.num_filled = 0
+    threads.are_allowed = are_allowed_later
+    emit(handler, "four")
+    assert pipe.read(4) == ["one", "e" * 5000, "three", "four"]
+    assert handler.num_dropped == 0
+
+
+def test_what_does_not_fit_while_there_is_no_thread_is_counted_and_noted(
+    pipe: Pipe, threads: Threads
+) -> None:
+    handler = PatientHandler(pipe.stream, max_waiting_bytes=30)
+    pipe.fill()
+    emit(handler, *(f"line {number:4}" for number in range(8)))  # each of 10 bytes
+    assert handler.num_dropped == 5
+    os.read(pipe.reading, pipe.num_filled)
+    pipe.num_filled = 0
+    handler.flush()
+    emit(handler, "later")
+    assert pipe.read(5) == [
+        *(f"line {number:4}" for number in range(3)),
+        "5 log lines were dropped: whoever reads the log is too slow",
+        "later",
+    ]
+
+
+def test_flushing_without_a_thread_writes_what_waits_and_gives_up_on_a_reader_that_stands_still(
+    pipe: Pipe, threads: Threads
+) -> None:
+    handler = PatientHandler(pipe.stream, flush_s=0.01)
+    pipe.fill()
+    emit(handler, "one")
+    handler.flush()
+    os.read(pipe.reading, pipe.num_filled)
+    pipe.num_filled = 0
+    handler.flush()
+    assert pipe.read(1) == ["one"]
+
+
+def test_without_a_thread_lines_that_the_file_refuses_are_counted(pipe: Pipe, threads: Threads) -> None:
+    handler = PatientHandler(pipe.stream)
+    os.close(pipe.reading)
+    emit(handler, "f" * 5000, "two", "g" * 5000)
+    assert (handler.num_dropped, threads.num_refused) == (3, 2)
+
+
+def test_without_a_thread_a_pipe_that_somebody_set_not_to_wait_loses_nothing(
+    pipe: Pipe, threads: Threads
+) -> None:
+    handler = PatientHandler(pipe.stream)
+    os.set_blocking(pipe.stream.fileno(), False)
+    messages = ["h" * 100_000, *(f"line {number}" for number in range(10))]
+    emit(handler, *messages)
+    threads.are_allowed = True
+    emit(handler, "last")
+    assert pipe.read(12) == [*messages, "last"]
+
+
 def test_a_stream_without_a_file_is_written_to_as_ever() -> None:
     stream = io.StringIO()
     log(handler_for(stream), "one")
