@@ -109,6 +109,11 @@ class Settings(BaseSettings):
         le=1_048_576,
         description="Most memory of each GPU for weights and row slots, MiB; 0: no limit of ours.",
     )
+    cuda_graphs: bool = Field(
+        default=True,
+        description="Launch whole decoder steps at once on GPUs, as CUDA graphs; false where a driver or a "
+        "library cannot capture them: the answers are the same, and small batches slower.",
+    )
     num_workers: Annotated[int, Field(ge=1, le=1024)] | Literal["auto"] = Field(
         default="auto",
         description="Decoding threads; auto: the cores this process may use (affinity, container limit), or "

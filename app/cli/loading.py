@@ -18,7 +18,7 @@ def load_models(bundles: Sequence[Bundle], settings: Settings, placement: Placem
 
     Args:
         bundles: what to load.
-        settings: whether with shortlists.
+        settings: whether with shortlists, and with CUDA graphs.
         placement: which arithmetic, on which devices, how many rows.
 
     Raises:
@@ -40,6 +40,7 @@ def _loaded(bundle: Bundle, settings: Settings, placement: Placement) -> ServedM
             use_shortlist=settings.use_shortlist,
             devices=choice.devices,
             gpu_memory_bytes=placement.gpu_memory_bytes,
+            use_cuda_graphs=settings.cuda_graphs,
         )
     except Exception as error:
         # The runtime's own lack of memory passes for a file that it cannot read.

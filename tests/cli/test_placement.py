@@ -132,7 +132,7 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 
 def test_a_reload_loads_onto_the_devices_of_the_start(loads: list[dict[str, Any]]) -> None:
-    settings, placement = Settings(), placed(gpu_memory_mb=3)
+    settings, placement = Settings(cuda_graphs=False), placed(gpu_memory_mb=3)
     load_models([bundle()], settings, placement)
     engine: Any = SimpleNamespace(draining=False)
     reloader = open_reloader(engine, [], settings, placement, observe=lambda _outcome: None)
@@ -145,6 +145,7 @@ def test_a_reload_loads_onto_the_devices_of_the_start(loads: list[dict[str, Any]
         "use_shortlist": True,
         "devices": (Device("cuda", 0), Device("cuda", 1)),
         "gpu_memory_bytes": 3 << 20,
+        "use_cuda_graphs": False,
     }
 
 
