@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import re
 import sys
 import tempfile
@@ -65,23 +66,25 @@ def main() -> int:
     plan = TINY if arguments.sizes == "tiny" else FULL
     with contextlib.ExitStack() as stack:
         folder = arguments.models or Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        if arguments.prepare:
-            _random_model(arguments.sizes, folder, plan)
-            print(f"{arguments.sizes}: the model is in {folder}; take it along and give --models")
-            return 0
         try:
+            if arguments.prepare:
+                _random_model(arguments.sizes, folder, plan)
+                print(f"{arguments.sizes}: the model is in {folder}; take it along and give --models")
+                return 0
             device, driver = _device(arguments.device)
-        except DragomanError as error:
-            print(f"gpu_check: {error.message}", file=sys.stderr)
+            if arguments.json is not None:
+                arguments.json.touch()  # a path that cannot be written must not cost the figures
+        except (DragomanError, OSError) as error:
+            print(f"gpu_check: {error}", file=sys.stderr)
             return 1
         report = GpuReport(this_machine(), _facts(device, driver), arguments.sizes, plan)
         check = _Check(report, device, driver, deadline_s=started_at_s + arguments.limit_s)
         check.run(folder)
         report.elapsed_s = time.monotonic() - started_at_s
+        print(gpu_table(report))
         if arguments.json is not None:
             found = json.dumps(finite({**asdict(report), "wrong": report.wrong}), indent=2, allow_nan=False)
             arguments.json.write_text(found + "\n", encoding="utf-8")
-        print(gpu_table(report))
         return 1 if report.wrong else 0
 
 
@@ -100,14 +103,15 @@ class _Check:
     def run(self, folder: Path) -> None:
         """All parts, the most telling first."""
         plan = self._plan
-        for checked in shipped_models(plan.num_shipped):
-            self._part(f"tokens of {checked.name}", partial(self._compare, checked))
-        if not self._report.steps:
+        shipped = self._part("the shipped models", partial(shipped_models, plan.num_shipped)) or []
+        for checked in shipped:
+            self._part(f"tokens of {checked.name}", partial(self._compare, checked), must=True)
+        if not shipped:
             self._report.missing["tokens of the shipped models"] = "none has a variant cuda-fp16"
         base = self._part("the random model", partial(_random_model, self._report.size, folder, plan))
         if base is None:
             return
-        self._part(f"tokens of {base.name}", partial(self._compare, base))
+        self._part(f"tokens of {base.name}", partial(self._compare, base), must=True)
         self._part("peaks", self._measure_peaks)
         model = self._part(f"loading {base.name}", partial(self._load, base))
         if model is None:
@@ -121,9 +125,10 @@ class _Check:
         self._part("CTranslate2", partial(self._measure_ctranslate2, base))
         self._part("PyTorch", partial(self._measure_torch, base))
 
-    def _part(self, name: str, measure: Callable[[], _T]) -> _T | None:
+    def _part(self, name: str, measure: Callable[[], _T], *, must: bool = False) -> _T | None:
         if time.monotonic() > self._deadline_s:
-            self._report.missing[name] = "the time was over; raise --limit-s"
+            where = self._report.failed if must else self._report.missing
+            where[name] = "the time was over; raise --limit-s"
             return None
         try:
             return measure()
@@ -311,12 +316,19 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--prepare", action="store_true", help="export the random model into --models, no more"
     )
-    parser.add_argument("--limit-s", type=float, default=270.0, help="seconds after which no part begins")
+    parser.add_argument("--limit-s", type=_seconds, default=270.0, help="seconds after which no part begins")
     parser.add_argument("--json", type=Path, help="write every figure here")
     arguments = parser.parse_args()
     if arguments.prepare and arguments.models is None:
         parser.error("--prepare needs --models, the folder to write to")
     return arguments
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is no number of seconds above 0")
+    return seconds
 
 
 def _device_name(name: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import shutil
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +12,7 @@ from pathlib import Path
 from app.bundle import Bundle, default_directory, open_bundle
 from app.bundle.manifest import LanguagePair
 from app.decoding.options import DecodingOptions
+from app.errors import BundleError
 from app.text import Tokenizer
 from benchmarks.workload import forced
 from exporters.checkpoint import Checkpoint
@@ -79,11 +80,15 @@ def random_model(size: str, folder: Path, *, num_sentences: int) -> CheckedModel
 
     Raises:
         ImportError: the model has yet to be exported, and PyTorch or onnx is not installed.
+        BundleError: the model there is damaged, or something else lies in its place.
     """
     home = folder / size
     if not (home / COMPLETE).exists():
         _export(size, home)
-    bundle = open_bundle(home / "bundle")
+    try:
+        bundle = open_bundle(home / "bundle")
+    except BundleError as error:
+        raise BundleError(f"{error.message}; or remove {home}, and it is made anew") from error
     workload = forced(
         num_sentences,
         FORCED_LENGTH,
@@ -116,16 +121,23 @@ def random_weights(size: str) -> Checkpoint:
 
 def _export(size: str, home: Path) -> None:
     """Make the bundle, and the other engine's model where that engine is installed."""
-    # PyTorch and the exporters, which serving does without.
+    if home.exists():
+        raise BundleError(f"{home} is no model that this command made; name another folder with --models")
+    checkpoint = random_weights(size)
+    home.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{size}-", dir=home.parent) as folder:
+        work = Path(folder) / size
+        _write(checkpoint, work, size)
+        work.rename(home)  # complete, or not at all
+
+
+def _write(checkpoint: Checkpoint, work: Path, size: str) -> None:
     from exporters.export import ExportOptions, export_bundle
 
-    checkpoint = random_weights(size)
-    # What an interrupted export left is worth nothing.
-    shutil.rmtree(home, ignore_errors=True)
-    home.mkdir(parents=True)
+    work.mkdir()
     export_bundle(
         checkpoint,
-        home / "bundle",
+        work / "bundle",
         ExportOptions(
             bundle_id=size,
             pairs=[LanguagePair(source="en", target="pt")],
@@ -140,5 +152,5 @@ def _export(size: str, home: Path) -> None:
     if importlib.util.find_spec("ctranslate2") is not None:
         from benchmarks.peers.ctranslate2_model import write_ctranslate2_model
 
-        write_ctranslate2_model(quantized(checkpoint), home / "ctranslate2", quantization=None)
-    (home / COMPLETE).touch()
+        write_ctranslate2_model(quantized(checkpoint), work / "ctranslate2", quantization=None)
+    (work / COMPLETE).touch()

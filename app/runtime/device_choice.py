@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from app.bundle import Bundle, Variant
@@ -23,7 +24,7 @@ _MIN_COMPUTE_CAPABILITY = (7, 0)
 _MIN_COMPUTE_CAPABILITY_CUDA_13 = (7, 5)
 """Turing's: CUDA 13 compiles for nothing older (its release notes)."""
 _GIBIBYTE = 1 << 30
-_TO_CPU = "or set DRAGOMAN_DEVICE=cpu"
+_TO_CPU = "or take the CPU with DRAGOMAN_DEVICE=cpu and DRAGOMAN_VARIANT=auto"
 
 
 @dataclass(frozen=True)
@@ -58,11 +59,13 @@ class Surroundings:
         runtime: the installed onnxruntime.
         probe: the driver and its GPUs, or DeviceUnavailable.
         provider_fault: why onnxruntime cannot run on the GPU of an index, or None.
+        has_gpu: whether the system shows an NVIDIA GPU, for an onnxruntime that knows nothing of them.
     """
 
     runtime: Callable[[], InstalledRuntime] = installed_runtime
     probe: Callable[[], CudaDriver] = probe
     provider_fault: Callable[[int], str | None] = cuda_provider_fault
+    has_gpu: Callable[[], bool] = Path("/dev/nvidiactl").exists
 
 
 def choose_devices(
@@ -132,8 +135,8 @@ def _gpus(device: str, bundles: Sequence[Bundle], there: Surroundings) -> Device
         raise DeviceUnavailable(
             f"this onnxruntime {runtime.version} has no CUDA provider (it has "
             f"{', '.join(runtime.providers)}); install the extra gpu instead of cpu, never both: "
-            f"pip uninstall onnxruntime, then pip install -c constraints.txt -e '.[gpu]'; {_TO_CPU}",
-            has_gpu=False,
+            f"pip uninstall onnxruntime, then the extra gpu as docs/gpu.md says; {_TO_CPU}",
+            has_gpu=there.has_gpu(),
         )
     driver = _driver(there)
     gpus = _wanted(device, driver)

@@ -8,6 +8,7 @@ import io
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import onnxruntime
 
 CUDA_PROVIDER = "CUDAExecutionProvider"
@@ -15,10 +16,13 @@ _CUDA_LIBRARIES = ("libonnxruntime_providers_cuda.so", "onnxruntime_providers_cu
 _WARNING, _FATAL = 2, 4
 """Severities of onnxruntime's log; the former is its default."""
 _SMALLEST_GRAPH = bytes.fromhex(
-    "08083a370a100a017812017922084964656e746974791201675a0f0a0178120a0a08080112040a02080162"
-    "0f0a0179120a0a08080112040a02080142040a00100d"
+    "08083a350a0e0a01780a017812017922034164641201675a0f0a0178120a0a08080a12040a020801"
+    "620f0a0179120a0a08080a12040a02080142040a00100d"
 )
-"""An ONNX model of one node, y = Identity(x), both float32 [1]; IR version 8, operator set 13."""
+"""An ONNX model of one node, y = Add(x, x), both float16 [1]; IR version 8, operator set 13.
+
+An addition and no copy: it needs a kernel that was compiled for this GPU.
+"""
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,7 @@ def installed_runtime() -> InstalledRuntime:
 
 
 def cuda_provider_fault(index: int) -> str | None:
-    """Load the CUDA provider and have it open a session on a GPU; takes as long as the first real one would.
+    """Load the CUDA provider and have it add two numbers; takes as long as the first real session would.
 
     onnxruntime itself goes on with the CPU where that fails, and says so in its log alone.
 
@@ -71,13 +75,14 @@ def cuda_provider_fault(index: int) -> str | None:
             providers=[(CUDA_PROVIDER, {"device_id": str(index)})],
             enable_fallback=0,
         )
+        if CUDA_PROVIDER not in session.get_providers():
+            return _loader_fault() or "onnxruntime left its CUDA provider out and gave no reason"
+        (total,) = session.run(None, {"x": np.ones(1, np.float16)})
     except Exception as error:  # noqa: BLE001 - onnxruntime has no base class for what its providers raise
         return _loader_fault() or f"{type(error).__name__}: {error}"
     finally:
         onnxruntime.set_default_logger_severity(_WARNING)
-    if CUDA_PROVIDER in session.get_providers():
-        return None
-    return _loader_fault() or "onnxruntime left its CUDA provider out and gave no reason"
+    return None if total[0] == 2 else f"it computes 1 + 1 = {total[0]}"
 
 
 def _load_installed_libraries() -> None:

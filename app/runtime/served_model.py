@@ -216,6 +216,7 @@ def _load_graphs(
     use_cuda_graphs: bool,
 ) -> _Graphs:
     if variant in DEVICE_VARIANTS:
+        _prove_limits_on_cpu(bundle)
         loaded = [
             load_device_model(
                 bundle,
@@ -248,6 +249,15 @@ def _load_graphs(
         can_guide=model.guided_step is not None,
         need_candidates=model.candidates is not None,
     )
+
+
+def _prove_limits_on_cpu(bundle: Bundle) -> None:
+    """Prove the limits with the float32 graphs, which an export makes beside all others.
+
+    A GPU reads whatever lies behind a table that is too short, and says nothing.
+    """
+    if "cpu-fp32" in bundle.manifest.variants:
+        prove_limits(bundle, load_model(bundle, variant="cpu-fp32", use_shortlist=False))
 
 
 def _device_runner(models: Sequence[DeviceModel], worker_index: int, *, max_rows: int) -> DeviceRunner:

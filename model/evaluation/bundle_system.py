@@ -111,6 +111,8 @@ class BundleSystem:
             "--source": self.languages.source,
             "--target": self.languages.target,
             "--variant": self.variant,
+            # Whatever the environment says: a variant runs on one kind of device.
+            "--device": "cuda" if self.variant.startswith("cuda") else "cpu",
             "--beam-size": self.decoding.beam_size,
             "--length-penalty": self.decoding.length_penalty,
             "--input": source,

@@ -198,3 +198,30 @@ def test_a_model_prepared_elsewhere_needs_no_exporter(monkeypatch, tmp_path):
         sys, "argv", ["gpu_check", "--device", "cpu", "--sizes", "tiny", "--models", str(folder)]
     )
     assert gpu_check.main() == 0
+
+
+def test_a_folder_of_somebody_else_is_left_alone(monkeypatch, tmp_path, capsys):
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "data.txt").write_text("mine")
+    monkeypatch.setattr(sys, "argv", ["gpu_check", "--prepare", "--sizes", "tiny", "--models", str(tmp_path)])
+
+    assert gpu_check.main() == 1
+    assert "is no model that this command made" in capsys.readouterr().err
+    assert (tmp_path / "tiny" / "data.txt").read_text() == "mine"
+
+
+def test_a_path_that_cannot_be_written_is_found_before_anything_is_measured(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(gpu_check, "_Check", None)
+    monkeypatch.setattr(
+        sys, "argv", ["gpu_check", "--device", "cpu", "--json", str(tmp_path / "no" / "such.json")]
+    )
+
+    assert gpu_check.main() == 1
+    assert "such.json" in capsys.readouterr().err
+
+
+def test_tokens_that_nobody_had_time_to_compare_are_not_right(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["gpu_check", "--device", "cpu", "--sizes", "tiny", "--limit-s", "1e-9"])
+
+    assert gpu_check.main() == 1
+    assert "the time was over" in capsys.readouterr().out

@@ -62,6 +62,15 @@ def test_one_position_more_than_there_is_is_refused_with_its_number(
     assert ("encoder" in caught.value.message) == (limit == "max_source_tokens")
 
 
+@pytest.mark.parametrize("limit", ["max_source_tokens", "max_target_tokens"])
+def test_the_graphs_of_a_gpu_are_held_to_the_limits_too(tmp_path: Path, limit: str) -> None:
+    folder = tmp_path / "tiny"
+    export_bundle(tiny_checkpoint(), folder, tiny_options(variants=("cpu-fp32", "cuda-fp16")))
+    bundle = state(folder, **{limit: limits_of(folder)[limit] + 1})
+    with pytest.raises(BundleCorrupt, match=f"the manifest states {limit}"):
+        load_served_model(bundle, variant="cuda-fp16", max_rows=4, use_shortlist=False)
+
+
 @pytest.mark.parametrize("use_shortlist", [False, True])
 def test_as_many_positions_as_there_are_are_fine(folder: Path, use_shortlist: bool) -> None:
     model = load(open_bundle(folder), use_shortlist=use_shortlist)

@@ -34,6 +34,7 @@ class Machine:
     library: FakeCuda | None = field(default_factory=FakeCuda)
     faults: dict[int, str] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
+    has_gpu: bool = False
 
     def probe(self) -> CudaDriver:
         self.asked.append("driver")
@@ -51,7 +52,7 @@ class Machine:
 
     @property
     def surroundings(self) -> Surroundings:
-        return Surroundings(lambda: self.runtime, self.probe, self.provider_fault)
+        return Surroundings(lambda: self.runtime, self.probe, self.provider_fault, lambda: self.has_gpu)
 
 
 def gpus(*changes: dict[str, Any]) -> FakeCuda:
@@ -135,6 +136,9 @@ OBSTACLES = {
             "install the extra gpu instead of cpu",
         ),
         has_gpu=False,
+    ),
+    "a runtime for CPUs beside a GPU": Obstacle(
+        lambda: Machine(CPU_RUNTIME, has_gpu=True), ("has no CUDA provider", "docs/gpu.md")
     ),
     "no driver": Obstacle(
         lambda: Machine(library=None),

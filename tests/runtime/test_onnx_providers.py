@@ -24,17 +24,24 @@ def test_the_installed_runtime_is_described_as_it_describes_itself() -> None:
 
 def test_the_graph_that_tries_the_provider_is_one_that_onnxruntime_runs() -> None:
     session = onnxruntime.InferenceSession(onnx_providers._SMALLEST_GRAPH, providers=["CPUExecutionProvider"])
-    value = np.array([1.5], dtype=np.float32)
-    assert session.run(["y"], {"x": value})[0] == value
+    assert session.run(["y"], {"x": np.array([1.5], dtype=np.float16)})[0] == 3
 
 
 class FakeRuntime:
     """onnxruntime's functions that the trial uses, as if it were the package for GPUs."""
 
-    def __init__(self, folder: Path, *, providers: list[str] | None = None, fault: str = "") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        providers: list[str] | None = None,
+        fault: str = "",
+        total: float | Exception = 2,
+    ) -> None:
         self.__file__ = str(folder / "__init__.py")
         self._providers = providers or []
         self._fault = fault
+        self._total = total
         self.severities: list[int] = []
         self.asked: list[Any] = []
         self.SessionOptions = SimpleNamespace
@@ -52,7 +59,13 @@ class FakeRuntime:
         self.asked = providers
         if self._fault:
             raise RuntimeError(self._fault)
-        return SimpleNamespace(get_providers=lambda: self._providers)
+        return SimpleNamespace(get_providers=lambda: self._providers, run=self._run)
+
+    def _run(self, _names: None, given: dict[str, np.ndarray]) -> list[np.ndarray]:
+        assert given["x"].dtype == np.float16
+        if isinstance(self._total, Exception):
+            raise self._total
+        return [np.array([self._total], np.float16)]
 
 
 @pytest.fixture
@@ -101,3 +114,18 @@ def test_what_onnxruntime_raises_is_the_fault_and_its_log_is_loud_again(
     monkeypatch.setattr(onnx_providers, "onnxruntime", runtime)
     assert cuda_provider_fault(0) == "RuntimeError: CUDA failure 2: out of memory"
     assert runtime.severities == [4, 2]
+
+
+@pytest.mark.parametrize(
+    ("total", "fault"),
+    [
+        (RuntimeError("CUDA failure 209: no kernel image is available"), "CUDA failure 209: no kernel image"),
+        (0.0, "it computes 1 + 1 = 0.0"),
+    ],
+)
+def test_a_gpu_that_opens_a_session_and_cannot_add_is_at_fault(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, total: float | Exception, fault: str
+) -> None:
+    runtime = FakeRuntime(folder, providers=[CUDA_PROVIDER], total=total)
+    monkeypatch.setattr(onnx_providers, "onnxruntime", runtime)
+    assert fault in str(cuda_provider_fault(0))

@@ -77,6 +77,7 @@ def test_the_product_translates_and_says_how_long_it_took(product: Product, tmp_
         "--source": "en",
         "--target": "pt",
         "--variant": "cpu-int8",
+        "--device": "cpu",
         "--beam-size": "4",
         "--length-penalty": "0.6",
     }
