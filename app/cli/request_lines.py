@@ -42,9 +42,8 @@ class LenientConnection(h11.Connection):
         try:
             return super().next_event()
         except h11.RemoteProtocolError:
-            if (
-                is_head
-            ):  # so that every head is refused alike, the connection's first or a later one: unchunked
+            if is_head:
+                # A connection's later heads are refused as its first is, without chunks.
                 self.their_http_version = None
             raise
 
@@ -65,9 +64,7 @@ def _in_origin_form(request: h11.Request) -> h11.Request:
         return request
     host, target = found.groups()
     if not _is_host_and_port(host) or "#" in target:
-        raise h11.RemoteProtocolError(
-            "the target's host or port is none, or it has credentials or a fragment"
-        )
+        raise h11.RemoteProtocolError("no host or port in the target, or credentials or a fragment")
     others = [(name, value) for name, value in request.headers if name != b"host"]
     return h11.Request(
         method=request.method,
