@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +12,7 @@ import onnxruntime
 
 from app.errors import DeviceUnavailable
 from app.runtime.device_copies import PendingCopies, RowCopies
-from app.runtime.device_graphs import IDS, buckets, current_thread
+from app.runtime.device_graphs import Captures, buckets
 from app.runtime.device_memory import LEDGER, Array, DeviceTensor, PackedTensors, TensorSpec
 from app.runtime.device_model import DeviceModel
 from app.runtime.device_stream import DeviceStream
@@ -109,7 +110,14 @@ class DeviceBuffers:
     where it reads it, and rows are moved by graphs.
     """
 
-    def __init__(self, model: DeviceModel, group: RowGroup, *, stream: DeviceStream) -> None:
+    def __init__(
+        self,
+        model: DeviceModel,
+        group: RowGroup,
+        *,
+        stream: DeviceStream,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """Allocate and clear all of it, or nothing.
 
         Raises:
@@ -151,30 +159,26 @@ class DeviceBuffers:
         self._encoding = model.encoder.io_binding()
         self._moving_state = _bound_in_place(model.copy_state, self._state, self._num_rows + 1)
         self._moving_cross = _bound_in_place(model.copy_cross, self._cross, group.max_rows)
-        self._graph_ids: dict[int, int] = {}
-        self._captured_by: int | None = None
+        self._buckets = buckets(group.max_rows)
+        self.captures = Captures(group.max_rows, what=what, clock=clock)
 
-    @property
-    def captured_buckets(self) -> tuple[int, ...]:
-        """Slot counts for which there is a captured graph, ascending."""
-        return tuple(sorted(self._graph_ids))
+    def rehearse(self) -> None:
+        """Run the step once on rows that nobody has; nobody may have a slot.
+
+        What fails here is no fault of a capture, and what is done once, such as loading kernels, is done.
+        """
+        self._send(RowCopies.none(), RowCopies.none(), num_rows=0)
+        self._stream.run(self._session, self._binding(self._group.max_rows))
 
     def capture(self) -> None:
-        """Capture the step for every bucket; nobody may have a slot yet.
+        """Capture the step for every bucket that has no graph yet; after `rehearse`, outside of the gate.
 
         onnxruntime runs the graph several times for that, so live rows would go several steps at once.
-        Buckets are left out, and their steps run as they are, when the gate does not open in time.
         """
-        with self._model.gate.using():
-            self._send(RowCopies.none(), RowCopies.none(), num_rows=0)
-        for num_slots in reversed(buckets(self._group.max_rows)):  # so that the arena grows once
-            binding, graph_id = self._binding(num_slots), IDS.take()
-            with self._model.gate.capturing() as granted:
-                if not granted:
-                    return
-                self._stream.run(self._session, binding, graph_id=graph_id)
-            self._captured_by = current_thread()
-            self._graph_ids[num_slots] = graph_id
+        self.captures.capture(self._model.gate, self._capture_step)
+
+    def _capture_step(self, num_slots: int, graph_id: int) -> None:
+        self._stream.run(self._session, self._binding(num_slots), graph_id=graph_id)
 
     def admit(self, newcomers: Sequence[SourceRow]) -> None:
         """Encode newcomers into their slots, whose state is empty from then on."""
@@ -238,9 +242,10 @@ class DeviceBuffers:
             The arrays may be written by the next step.
         """
         num_rows = len(last_ids)
-        num_slots, captured = num_rows // self._group.num_beams, self._captured()
+        num_slots, captured = num_rows // self._group.num_beams, self.captures.of_this_thread()
+        bucket = next(bucket for bucket in self._buckets if bucket >= num_slots)
         # Rows behind those that live are run in vain: their slots are free.
-        num_slots = min((bucket for bucket in captured if bucket >= num_slots), default=num_slots)
+        num_slots = bucket if bucket in captured else num_slots
         host = self._controls.host
         host["last_ids"][:num_rows] = last_ids
         host["positions"][:num_rows] = positions
@@ -258,10 +263,6 @@ class DeviceBuffers:
         if self._attention is not None:
             outputs["attention"] = self._attention.read()
         return outputs
-
-    def _captured(self) -> Mapping[int, int]:
-        """The captured graphs that the calling thread has, by slot count."""
-        return self._graph_ids if self._captured_by == current_thread() else {}
 
     def _send(self, rows: RowCopies, slots: RowCopies, *, num_rows: int) -> None:
         """Carry over what graphs are about to read; rows behind the first `num_rows` get harmless values."""

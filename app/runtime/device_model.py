@@ -15,7 +15,7 @@ from app.bundle import Bundle, Manifest, Variant
 from app.errors import BundleCorrupt, BundleUnsupported, DeviceUnavailable
 from app.runtime import cuda_driver
 from app.runtime.device import Device
-from app.runtime.device_graphs import GATE, CaptureGate
+from app.runtime.device_graphs import GATE, CaptureGate, Succession
 from app.runtime.device_memory import LEDGER
 from app.runtime.onnx_model import (
     TensorDims,
@@ -51,6 +51,7 @@ class DeviceModel:
         captures: whether `step` and `beam_step` run as CUDA graphs once captured.
         memory_limit_bytes: most that weights and row slots may hold on the device, or None.
         gate: every call for the device passes through it.
+        succession: holds back all runners but the newest, on a GPU; None lets many use the sessions.
     """
 
     manifest: Manifest
@@ -64,6 +65,7 @@ class DeviceModel:
     captures: bool = False
     memory_limit_bytes: int | None = None
     gate: CaptureGate = GATE
+    succession: Succession | None = None
 
     def dtypes(self) -> dict[str, npt.DTypeLike]:
         """Element types of the step's floating-point inputs, by name: those of caches and state."""
@@ -116,6 +118,7 @@ def load_device_model(
         guided_step=None if graphs.guided_step is None else open_session(graphs.guided_step),
         captures=use_cuda_graphs and device.kind == "cuda",
         memory_limit_bytes=memory_limit_bytes,
+        succession=Succession() if device.kind == "cuda" else None,
     )
     check_encoder(bundle, graphs.encoder, model.encoder)
     _check_copy(bundle, graphs.copy_state, model.copy_state, state_dims(manifest))

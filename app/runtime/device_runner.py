@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
 
 from app.errors import DeviceUnavailable
 from app.runtime.device_buffers import DeviceBuffers, plan_buffers
-from app.runtime.device_graphs import current_thread
+from app.runtime.device_graphs import Superseded, current_thread
 from app.runtime.device_memory import answers
 from app.runtime.device_model import DeviceModel
 from app.runtime.device_stream import DeviceStream, enter_thread
@@ -32,20 +33,27 @@ class DeviceRunner:
 
     Captured graphs belong to the thread in which a group's first row was admitted; in any other, steps run
     uncaptured.
+
+    On a GPU, whoever makes a runner for a model takes it from the one before, which then raises `Superseded`.
     """
 
-    def __init__(self, model: DeviceModel, *, max_rows: int) -> None:
+    def __init__(
+        self, model: DeviceModel, *, max_rows: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         """Prepare empty groups; their buffers are made when the first row enters.
 
         Args:
             model: loaded sessions, which on a GPU no other runner uses at the same time.
             max_rows: rows per group.
+            clock: monotonic seconds.
 
         Raises:
             DeviceUnavailable: greedy search alone would need more memory than the limit allows.
         """
         self._model = model
-        self._stream = DeviceStream()
+        self._clock = clock
+        self._stream = DeviceStream(model.succession)
+        self._may_capture = model.captures
         self._thread: int | None = None
         self._groups = row_groups_of(model, max_rows)
         self._buffers: list[DeviceBuffers | None] = [None] * len(self._groups)
@@ -84,7 +92,7 @@ class DeviceRunner:
     def captured_buckets(self) -> dict[int, tuple[int, ...]]:
         """The slot counts of each group made so far that run as captured graphs; empty without any."""
         return {
-            index: buffers.captured_buckets
+            index: buffers.captures.slot_counts
             for index, buffers in enumerate(self._buffers)
             if buffers is not None
         }
@@ -93,7 +101,11 @@ class DeviceRunner:
         """Encode the newcomers and seat them; see `ModelRunner.admit`."""
         buffers = self._buffers[group]
         if buffers is None:
-            buffers = self._buffers[group] = self._make(self._groups[group])
+            buffers = self._make(self._groups[group])
+        # Slots are dense: while the first one is free, nobody has any.
+        if min(row.slot for row in newcomers) == 0:
+            self._capture(buffers, self._groups[group])
+        self._buffers[group] = buffers
         with self._using():
             buffers.admit(newcomers)
 
@@ -101,8 +113,11 @@ class DeviceRunner:
     def _using(self) -> Iterator[None]:
         """Keep captures off; an error of a device that answers nothing any more becomes `DeviceLost`."""
         with self._model.gate.using():
+            self._stream.check()
             try:
                 yield
+            except Superseded:
+                raise
             except Exception as error:
                 if not lacks_memory(error) and not answers(self._model.device):
                     raise DeviceLost(f"{self._model.device} answers nothing since {error}") from error
@@ -113,11 +128,25 @@ class DeviceRunner:
             if self._thread != current_thread():
                 enter_thread(self._model, self._stream)
                 self._thread = current_thread()
-            buffers = DeviceBuffers(self._model, group, stream=self._stream)
+            return DeviceBuffers(self._model, group, stream=self._stream, clock=self._clock)
+
+    def _capture(self, buffers: DeviceBuffers, group: RowGroup) -> None:
+        """Capture what is due; after a failure the group runs node by node, if it still runs at all."""
         # Guided steps change as many logits as they must, so no two have the same shapes.
-        if self._model.captures and group.kind is not SearchKind.GUIDED:
+        if group.kind is SearchKind.GUIDED or not self._may_capture or not buffers.captures.is_due():
+            return
+        with self._using():
+            buffers.rehearse()
+        try:
             buffers.capture()
-        return buffers
+        except Superseded:
+            raise
+        except Exception as error:  # noqa: BLE001 - onnxruntime has no base class for what a device raises
+            buffers.captures.tell_failure(error)
+            self._may_capture = False  # unless the graph still runs
+            with self._using():
+                buffers.rehearse()
+            self._may_capture = True
 
     def step(self, group: int, last_ids: Int64Array, positions: Int64Array) -> StepOutput:
         """Run the step graph over slots 0..R-1; see `ModelRunner.step`."""

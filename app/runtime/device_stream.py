@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnxruntime
 
+from app.runtime.device_graphs import Succession
 from app.runtime.device_model import DeviceModel
 
 _NOT_CAPTURED = -1
@@ -17,15 +18,31 @@ class DeviceStream:
     inputs must not be written by the host, which knows nothing of the stream: hence `settle`.
     """
 
-    def __init__(self) -> None:
-        """Nothing is under way."""
+    def __init__(self, succession: Succession | None = None) -> None:
+        """Nothing is under way.
+
+        Args:
+            succession: in which the runner is now the newest; once it is not, nothing can be run any more.
+        """
+        self._succession = succession
+        self._proof = None if succession is None else succession.succeed()
         self._launched = _run_options(_NOT_CAPTURED, synchronize=False)
         self._awaited = _run_options(_NOT_CAPTURED, synchronize=True)
         self._captured: dict[int, onnxruntime.RunOptions] = {}
         self._under_way: onnxruntime.IOBinding | None = None
 
+    def check(self) -> None:
+        """Raise if the model has a newer runner.
+
+        Raises:
+            Superseded: it has.
+        """
+        if self._succession is not None:
+            self._succession.check(self._proof)
+
     def launch(self, session: onnxruntime.InferenceSession, binding: onnxruntime.IOBinding) -> None:
         """Start a graph and return."""
+        self.check()
         self._under_way = binding  # also if it fails: who knows how far it came
         session.run_with_iobinding(binding, self._launched)
 
@@ -44,6 +61,7 @@ class DeviceStream:
             graph_id: name of the captured graph that does the work; a new name captures. None captures
                 nothing.
         """
+        self.check()
         options = self._awaited
         if graph_id is not None:
             if graph_id not in self._captured:

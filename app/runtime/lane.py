@@ -16,6 +16,13 @@ from app.runtime.events import AdmissionEvent, RuntimeObserver, StepEvent
 from app.runtime.runner import DeviceLost, ModelRunner, SourceRow
 from app.runtime.scheduler import Admission, Departure, Scheduler
 
+_FIRST_PASS_S = 20.0
+"""Granted to a group's first pass, which makes its row slots and captures its graphs, and to passes before
+any that tells what one takes."""
+_MAX_PASS_S = 60.0
+"""Most that is granted to a pass. At some 4 ms a token, a model of the base size on a slow core, the 1,024
+tokens of a CPU's largest pass take 4 s, unless somebody allowed more; the 16,384 of a GPU's take less."""
+
 
 def _nobody_listens(_expected_s: float) -> None:
     """Tests drive a lane by hand."""
@@ -62,7 +69,8 @@ class Lane:
         )
         self._observer = observer
         self._clock = clock
-        self._encoder_s_per_token = 0.0  # of the last pass
+        self._encoder_s_per_token: float | None = None  # of the last pass, first ones aside
+        self._groups_begun: set[int] = set()
 
     @property
     def has_work(self) -> bool:
@@ -129,7 +137,11 @@ class Lane:
 
     def _admit(self, group: int, admissions: Sequence[Admission], beat: Callable[[float], None]) -> None:
         num_padded_tokens = self._runner.groups[group].source_length * len(admissions)
-        beat(num_padded_tokens * self._encoder_s_per_token)
+        is_first = group not in self._groups_begun
+        if is_first or self._encoder_s_per_token is None:
+            beat(_FIRST_PASS_S)
+        else:
+            beat(min(_MAX_PASS_S, num_padded_tokens * self._encoder_s_per_token))
         started_at_s = self._clock()
         rows = [
             SourceRow(
@@ -157,7 +169,9 @@ class Lane:
         duration_s = self._clock() - started_at_s
         for admission in admissions:
             admission.entry.encoded_at_s = started_at_s + duration_s
-        self._encoder_s_per_token = duration_s / num_padded_tokens
+        if not is_first:
+            self._encoder_s_per_token = duration_s / num_padded_tokens
+        self._groups_begun.add(group)
         self._observer.on_admission(
             AdmissionEvent(
                 model=self.model,

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +22,6 @@ from app.runtime import device_model
 from app.runtime.cuda_driver import Gpu, GpuMemory
 from app.runtime.device import Device
 from app.runtime.device_copies import PendingCopies
-from app.runtime.device_graphs import CaptureGate, GraphIds, buckets
 from app.runtime.device_memory import MemoryLedger
 from app.runtime.device_model import load_device_model
 from app.runtime.device_runner import DeviceRunner
@@ -42,23 +39,6 @@ GPU = Device("cuda", 1)
 def decoders(tmp_path_factory: pytest.TempPathFactory) -> Decoders:
     torch.set_num_threads(1)
     return Decoders(CONFIGS["ssru"], tmp_path_factory.mktemp("parts") / "tiny")
-
-
-@given(max_slots=st.integers(1, 5000))
-def test_buckets_are_powers_of_two_up_to_all_slots_and_waste_less_than_half(max_slots: int) -> None:
-    found = buckets(max_slots)
-    assert found[0] == 1
-    assert found[-1] == max_slots
-    assert list(found) == sorted(set(found))
-    assert all(bucket & (bucket - 1) == 0 for bucket in found[:-1])
-    assert all(2 * small >= large for small, large in itertools.pairwise(found))
-
-
-def test_graph_ids_are_neither_of_those_that_mean_something_else() -> None:
-    ids = GraphIds()
-    taken = [ids.take() for _ in range(5)]
-    assert len(set(taken)) == 5
-    assert min(taken) > 0
 
 
 copies = st.lists(
@@ -88,70 +68,6 @@ def test_pending_copies_do_at_once_what_was_asked_one_by_one(orders: list[tuple[
     assert memory.tolist() == expected.tolist()
     pending.clear()
     assert len(pending.outstanding()) == 0
-
-
-class Visitor:
-    """A thread that goes through a gate and stays inside until it is let go."""
-
-    def __init__(self, entrance: Any) -> None:
-        self.inside, self.leave = threading.Event(), threading.Event()
-        self.granted: list[bool | None] = []
-
-        def visit() -> None:
-            with entrance as granted:
-                self.granted.append(granted)
-                self.inside.set()
-                assert self.leave.wait(PATIENCE_S)
-
-        self._thread = threading.Thread(target=visit)
-        self._thread.start()
-
-    def end(self) -> None:
-        self.leave.set()
-        self._thread.join(PATIENCE_S)
-        assert not self._thread.is_alive()
-
-
-def test_many_use_a_gpu_together_and_a_capture_waits_for_all_of_them() -> None:
-    gate = CaptureGate()
-    users = [Visitor(gate.using()) for _ in range(3)]
-    assert all(user.inside.wait(PATIENCE_S) for user in users)
-    capture = Visitor(gate.capturing(timeout_s=PATIENCE_S))
-    for user in users:
-        assert not capture.inside.is_set()
-        user.end()
-    assert capture.inside.wait(PATIENCE_S)
-    latecomers = [Visitor(gate.using()), Visitor(gate.capturing(timeout_s=PATIENCE_S))]
-    assert not any(latecomer.inside.wait(0.02) for latecomer in latecomers)
-    capture.end()
-    assert latecomers[1].inside.wait(PATIENCE_S)  # a capture goes before those who only use
-    assert not latecomers[0].inside.is_set()
-    latecomers[1].end()
-    assert latecomers[0].inside.wait(PATIENCE_S)
-    latecomers[0].end()
-    assert capture.granted == [True]
-
-
-def test_a_capture_that_waited_too_long_holds_nothing() -> None:
-    gate = CaptureGate()
-    user = Visitor(gate.using())
-    assert user.inside.wait(PATIENCE_S)
-    with gate.capturing(timeout_s=0.0) as granted:
-        assert not granted
-        with gate.using():
-            pass
-    user.end()
-    with gate.capturing(timeout_s=0.0) as granted:
-        assert granted
-
-
-def test_a_capture_that_raises_opens_the_gate_again() -> None:
-    gate = CaptureGate()
-    for entrance in (gate.using, gate.capturing):
-        with pytest.raises(RuntimeError, match="CUDA"), entrance():
-            raise RuntimeError("CUDA error")
-    with gate.capturing(timeout_s=0.0) as granted:
-        assert granted
 
 
 def test_the_ledger_counts_each_device_apart_and_refuses_before_it_takes() -> None:
@@ -240,6 +156,7 @@ def test_all_sessions_of_a_gpu_share_a_stream_and_only_steps_capture(
     capturing = {name for name, options in cuda.options.items() if options["enable_cuda_graph"] == "1"}
     assert capturing == {graphs.step, graphs.beam_step}
     assert model.captures
+    assert model.succession is not None
     assert device_model.LEDGER.held_bytes(GPU) == len(cuda.options) << 20
     del model
     assert device_model.LEDGER.held_bytes(GPU) == 0
@@ -364,9 +281,15 @@ def test_each_worker_gets_the_model_on_its_gpu_and_there_is_none_without(
 ) -> None:
     gpus = Device("cuda", 1), Device("cuda", 1)
     served = load_served_model(
-        decoders.bundle, variant="cuda-fp16", max_rows=4, use_shortlist=True, devices=gpus
+        decoders.bundle,
+        variant="cuda-fp16",
+        max_rows=4,
+        use_shortlist=True,
+        devices=gpus,
+        use_cuda_graphs=False,
     )
     assert served.devices == gpus
+    assert {options["enable_cuda_graph"] for options in cuda.options.values()} == {"0"}
     runners = [served.make_runner(index) for index in range(2)]
     models = [runner._model for runner in runners if isinstance(runner, DeviceRunner)]
     assert len({id(model) for model in models}) == 2
@@ -387,3 +310,4 @@ def test_the_bundle_on_disk_is_the_one_loaded(decoders: Decoders) -> None:
     model = load_device_model(open_bundle(folder), variant="cuda-fp16", device=Device())
     assert model.beam_step is not None
     assert not model.captures
+    assert model.succession is None  # on the CPU all workers share the sessions

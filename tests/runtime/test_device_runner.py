@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import threading
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,6 +12,7 @@ import onnxruntime
 import pytest
 import torch
 from device_guests import CONFIGS, Decoders
+from device_script import BUSY, KINDS, MAX_ROWS, Event, Script, distance, events, exactly, group_of
 from fake_device import FakeGpu, on_fake_gpu
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -26,151 +25,18 @@ from app.runtime.device_memory import LEDGER
 from app.runtime.device_runner import DeviceRunner
 from app.runtime.onnx_runner import OnnxRunner
 from app.runtime.runner import (
-    BeamStepInput,
-    BeamStepOutput,
-    LogitAdjustments,
-    ModelRunner,
     RowGroup,
     SearchKind,
     SourceRow,
-    StepOutput,
 )
 
 CPU = Device()
-MAX_ROWS = 8
 
 
 @pytest.fixture(scope="module", params=list(CONFIGS))
 def decoders(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Decoders:
     torch.set_num_threads(1)
     return Decoders(CONFIGS[request.param], tmp_path_factory.mktemp("device") / "tiny")
-
-
-def group_of(runner: ModelRunner, kind: SearchKind, num_beams: int) -> int:
-    return next(
-        index
-        for index, group in enumerate(runner.groups)
-        if (group.kind, group.num_beams) == (kind, num_beams)
-    )
-
-
-class Script:
-    """The same calls for several runners: tokens, parents and scores are made up, so that no runner's own
-    choices lead it another way."""
-
-    def __init__(self, decoders: Decoders, runners: Sequence[ModelRunner], kind: SearchKind, num_beams: int):
-        self._choice = np.random.default_rng(17)
-        self._sources, self._runners, self._kind = decoders.sources, runners, kind
-        self._group = group_of(runners[0], kind, num_beams)
-        self._shape = runners[0].groups[self._group]
-        self._positions: list[int] = []
-
-    def admit(self, num_newcomers: int) -> None:
-        num_newcomers = min(num_newcomers, self._shape.max_rows - len(self._positions))
-        chosen = self._choice.choice(len(self._sources), num_newcomers)
-        rows = [
-            SourceRow(len(self._positions) + index, self._sources[source], 24)
-            for index, source in enumerate(chosen)
-        ]
-        self._positions += [0] * num_newcomers
-        if rows:
-            for runner in self._runners:
-                runner.admit(self._group, rows)
-
-    def leave(self, place: int) -> None:
-        if not self._positions:
-            return
-        slot, last = place % len(self._positions), len(self._positions) - 1
-        self._positions[slot] = self._positions[last]
-        del self._positions[last]
-        if slot != last:
-            for runner in self._runners:
-                runner.move(self._group, from_slot=last, to_slot=slot)
-
-    def do(self, event: Event) -> list[StepOutput | BeamStepOutput] | None:
-        if event.name == "admit":
-            return self.admit(event.number)
-        if event.name == "leave":
-            return self.leave(event.number)
-        return self.step()
-
-    def step(self) -> list[StepOutput | BeamStepOutput] | None:
-        """One step of all runners, and what each of them said."""
-        if not self._positions or max(self._positions) >= 24:
-            return None
-        positions = np.array(self._positions)
-        self._positions = [position + 1 for position in self._positions]
-        if self._kind is SearchKind.GREEDY:
-            last_ids = self._choice.integers(2, 96, len(positions))
-            return [runner.step(self._group, last_ids, positions) for runner in self._runners]
-        beams = self._beams(positions)
-        return [runner.beam_step(self._group, beams) for runner in self._runners]
-
-    def _beams(self, positions: np.ndarray) -> BeamStepInput:
-        shape = len(positions), self._shape.num_beams
-        parents = self._choice.integers(0, shape[1], shape)
-        parents[positions == 0] = 0
-        scores = -self._choice.random(shape, dtype=np.float32)
-        scores[positions == 0, 1:] = -np.inf
-        adjustments = None
-        if self._kind is SearchKind.GUIDED:
-            num_rows = int(self._choice.integers(0, shape[0] * shape[1] + 1))
-            adjustments = LogitAdjustments(
-                rows=np.arange(num_rows),
-                token_ids=self._choice.integers(0, 96, num_rows),
-                divisors=np.full(num_rows, 1.3, dtype=np.float32),
-                addends=np.where(np.arange(num_rows) % 2, -1e9, 0.5).astype(np.float32),
-            )
-        return BeamStepInput(
-            last_ids=self._choice.integers(2, 96, shape),
-            positions=positions,
-            scores=scores,
-            parents=parents,
-            num_candidates=2 * shape[1],
-            adjustments=adjustments,
-        )
-
-
-def distance(found: StepOutput | BeamStepOutput, expected: StepOutput | BeamStepOutput) -> float:
-    """How far the best values are apart on average; no further than all are, whichever token has them."""
-    if isinstance(found, StepOutput):
-        assert isinstance(expected, StepOutput)
-        return float(np.abs(found.log_probs - expected.log_probs).mean())
-    assert isinstance(expected, BeamStepOutput)
-    assert (found.attention is None) == (expected.attention is None)
-    scores = np.where(expected.scores < -1e8, found.scores, expected.scores)
-    distance = np.abs(np.where(found.scores < -1e8, scores, found.scores) - scores).mean()
-    if found.attention is not None and expected.attention is not None:
-        distance = max(distance, np.abs(found.attention - expected.attention).max())
-    return float(distance)
-
-
-def exactly(output: StepOutput | BeamStepOutput) -> list[bytes | None]:
-    return [None if array is None else array.tobytes() for array in vars(output).values()]
-
-
-@dataclass(frozen=True)
-class Event:
-    name: str
-    number: int = 0
-
-
-events = st.lists(
-    st.one_of(
-        st.builds(Event, st.just("admit"), st.integers(1, 4)),
-        st.builds(Event, st.just("leave"), st.integers(0, 7)),
-        st.just(Event("step")),
-    ),
-    max_size=25,
-)
-BUSY = [
-    Event(*words)
-    for words in (
-        *(("admit", 3), ("step",), ("step",), ("step",), ("leave", 0), ("leave", 0), ("admit", 4), ("step",)),
-        *(("leave", 1), ("step",), ("leave", 2), ("admit", 2), ("step",)),
-    )
-]
-KINDS = [(SearchKind.GREEDY, 1), (SearchKind.BEAMS, 2), (SearchKind.GUIDED, 2), (SearchKind.GUIDED, 1)]
 
 
 @settings(max_examples=20, deadline=None)
@@ -314,78 +180,6 @@ def test_slots_that_are_no_neighbours_are_encoded_apart(decoders: Decoders) -> N
     together.admit(0, [SourceRow(slot, decoders.sources[slot], 24) for slot in range(7)])
     last_ids, positions = np.arange(7) + 2, np.zeros(7, dtype=np.int64)
     assert exactly(runner.step(0, last_ids, positions)) == exactly(together.step(0, last_ids, positions))
-
-
-def test_another_thread_runs_uncaptured(decoders: Decoders) -> None:
-    """Its first run under a captured name would go three steps at once."""
-    gpu = FakeGpu()
-    captured = DeviceRunner(on_fake_gpu(decoders.device, gpu), max_rows=4)
-    plain = DeviceRunner(decoders.device, max_rows=4)
-    play = Script(decoders, [captured, plain], SearchKind.GREEDY, 1)
-    play.admit(3)
-    play.step()
-    gpu.runs.clear()
-    outputs: list[Any] = []
-    thread = threading.Thread(target=lambda: outputs.extend(play.step() or []))
-    thread.start()
-    thread.join()
-    assert exactly(outputs[0]) == exactly(outputs[1])
-    assert [(run.graph_id, run.num_rows) for run in gpu.runs if run.session == "step"] == [(-1, 3)]
-    play.step()
-    assert gpu.runs[-1].graph_id > 0
-
-
-def test_a_capture_that_cannot_have_the_device_to_itself_is_left_out(
-    decoders: Decoders, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = on_fake_gpu(decoders.device, FakeGpu())
-    original = model.gate.capturing
-    monkeypatch.setattr(model.gate, "capturing", lambda: original(timeout_s=0.0))
-    inside, leave = threading.Event(), threading.Event()
-
-    def hang() -> None:
-        with model.gate.using():
-            inside.set()
-            leave.wait(30)
-
-    thread = threading.Thread(target=hang)
-    thread.start()
-    inside.wait(30)
-    runner = DeviceRunner(model, max_rows=4)
-    plain = DeviceRunner(decoders.device, max_rows=4)
-    play = Script(decoders, [runner, plain], SearchKind.GREEDY, 1)
-    play.admit(3)
-    first, second = play.step() or pytest.fail("no step")
-    leave.set()
-    thread.join()
-    assert exactly(first) == exactly(second)
-    assert runner.captured_buckets == {0: ()}
-
-
-def test_nobody_uses_the_device_during_a_capture(decoders: Decoders) -> None:
-    """A second runner of the same device, in a thread of its own, arrives in the middle of one."""
-    gpu = FakeGpu()
-    model = on_fake_gpu(decoders.device, gpu)
-    other = DeviceRunner(model, max_rows=2)
-    play = Script(decoders, [other], SearchKind.GREEDY, 1)
-    play.admit(2)
-    outputs: list[object] = []
-    threads: list[threading.Thread] = []
-    waiting_at: list[bool] = []
-
-    def intrude() -> None:
-        if not threads:
-            threads.append(threading.Thread(target=lambda: outputs.append(play.step())))
-            threads[0].start()
-            threads[0].join(0.05)
-            waiting_at.append(threads[0].is_alive())
-
-    gpu.during_capture = intrude
-    capturing = DeviceRunner(model, max_rows=4)  # lives on: its encoder may still be waiting in the stream
-    Script(decoders, [capturing], SearchKind.GREEDY, 1).admit(1)
-    threads[0].join(30)
-    assert waiting_at == [True]
-    assert len(outputs) == 1
 
 
 def held_before() -> int:

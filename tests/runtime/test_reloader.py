@@ -8,7 +8,6 @@ import gc
 import json
 import shutil
 import threading
-import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,10 @@ import numpy as np
 import pytest
 import torch
 from echo_engine import PATIENCE_S, until
+from reloaded_service import Service, load, translated
 from structlog.testing import capture_logs
 from structlog.typing import EventDict
-from tiny_models import tiny_checkpoint, tiny_options, tiny_texts
+from tiny_models import tiny_checkpoint, tiny_options
 
 from app.bundle import MANIFEST_NAME, Bundle, discover, sha256_of
 from app.bundle.manifest import LanguagePair
@@ -33,12 +33,8 @@ from app.errors import (
     ShuttingDown,
 )
 from app.runtime.engine import Engine, EngineOptions
-from app.runtime.reload import BundleChange, Change, Reloader, ReloadOutcome
-from app.runtime.request import TranslationRequest
-from app.runtime.served_model import ServedModel, load_served_model
+from app.runtime.reload import BundleChange, Change, ReloadOutcome
 from exporters.export import export_bundle
-
-TEXTS = tiny_texts(6)
 
 
 @pytest.fixture(scope="session")
@@ -62,61 +58,6 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def logs() -> Iterator[list[EventDict]]:
     with capture_logs() as lines:
         yield lines
-
-
-def load(bundle: Bundle) -> ServedModel:
-    return load_served_model(bundle, variant="cpu-fp32", max_rows=4, use_shortlist=False)
-
-
-async def translated(engine: Engine, *, source: str = "en", target: str = "pt") -> list[str]:
-    result = await engine.translate(TranslationRequest(TEXTS, source, target))
-    return [text.text for text in result.texts]
-
-
-class Service:
-    """An engine over a folder of bundles, and what reloads it.
-
-    Attributes:
-        loaded: ids in the order they were loaded.
-        on_load: called before each loading, in its thread.
-        models: those that were loaded, as far as they are still in memory.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.outcomes: list[ReloadOutcome] = []
-        self.loaded: list[str] = []
-        self.on_load: Callable[[Bundle], None] = lambda bundle: None
-        self.models: list[weakref.ref[ServedModel]] = []
-        bundles = discover(folder)
-        self.engine = Engine(
-            [load(bundle) for bundle in bundles],
-            EngineOptions(num_workers=1, max_rows=4, max_cache_bytes=1_000_000),
-        )
-        self.reloader = Reloader(
-            self.engine,
-            bundles,
-            read=lambda: discover(folder),
-            load=self._load,
-            observe=self.outcomes.append,
-        )
-
-    def _load(self, bundle: Bundle) -> ServedModel:
-        self.on_load(bundle)
-        model = load(bundle)
-        self.models.append(weakref.ref(model))
-        self.loaded.append(model.id)
-        return model
-
-    async def reload(self) -> dict[str, str]:
-        return {part.bundle: part.change.value for part in (await self.reloader.reload()).changes}
-
-    def put(self, source: Path, name: str) -> None:
-        """Put a bundle in place of another one, as operators should: the files of the old one stay whole."""
-        target = self.folder / name
-        if target.exists():
-            target.rename(self.folder.parent / f"old-{len(list(self.folder.parent.iterdir()))}")
-        shutil.copytree(source, target)
 
 
 @pytest.fixture

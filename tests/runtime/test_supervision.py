@@ -8,13 +8,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 from echo_engine import PATIENCE_S, Clock, EchoRunner, MakeEngine, request, until
-from fake_runner import FakeRunner, make_waiter
 
 from app.errors import WorkerFailed
 from app.runtime import supervision
 from app.runtime.engine import Engine
-from app.runtime.events import SilentObserver
-from app.runtime.lane import Lane
 
 LIMIT_S = 4.0
 
@@ -193,30 +190,6 @@ async def test_stopping_a_supervised_engine_is_no_failure(supervised: Supervised
     assert await supervised.engine.stop(drain_s=PATIENCE_S)
     await asyncio.sleep(0.01)
     assert not supervised.end.done()
-
-
-def test_an_encoder_pass_is_allowed_the_time_that_its_size_takes() -> None:
-    now_s, beats = [0.0], list[float]()
-
-    class Slow(FakeRunner):
-        """A millisecond a padded token."""
-
-        def admit(self, group: int, newcomers: list) -> None:  # type: ignore[type-arg, override]
-            now_s[0] += 0.001 * self.groups[group].source_length * len(newcomers)
-            super().admit(group, newcomers)
-
-    lane = Lane(
-        "tiny",
-        Slow(lengths=(8,), max_rows=64),
-        max_admission_tokens=10_000,
-        observer=SilentObserver(),
-        clock=lambda: now_s[0],
-    )
-    for count in (1, 50):
-        for _ in range(count):
-            lane.add(make_waiter([9, 9]).entry)
-        lane.tick(beats.append)
-    assert beats == pytest.approx([0.0, 0.0, 0.4, 0.0])
 
 
 def test_the_echo_runner_is_one_thread_s_own() -> None:
