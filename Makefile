@@ -11,7 +11,7 @@ SERVE_OPTIONS := $(if $(HOST),--host $(HOST)) $(if $(PORT),--port $(PORT))
 	image-test bundles clean
 
 help: ## Show this list
-	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -24,7 +24,7 @@ $(VENV)/.serve: $(BIN)/python pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.serve
-	@echo "installing PyTorch and the development tools into $(VENV) (about 1.1 GB more, some minutes)"
+	@echo "installing PyTorch and the development tools into $(VENV) (1.4 GB more, or over 3 where pip finds PyTorch with its GPU libraries)"
 	$(PIP) install -c constraints.txt -e ".[cpu,train,dev]"
 	@touch $@
 
@@ -62,8 +62,8 @@ bench-http: $(VENV)/.dev ## The service under load over HTTP, beside CTranslate2
 	$(PIP) install ctranslate2==4.8.5
 	$(BIN)/python -m benchmarks.load --student $(STUDENT) --testsets $(TESTSETS) $(BENCH_OPTIONS)
 
-gpu-check: ## Tokens, speed and memory on an NVIDIA GPU, in an environment of its own choice: PYTHON=..., BENCH_OPTIONS=--json FILE
-	$(PYTHON) -m benchmarks.gpu_check $(BENCH_OPTIONS)
+gpu-check: ## Tokens, speed and memory on an NVIDIA GPU: needs the extra gpu in VENV; BENCH_OPTIONS="--json FILE"
+	$(BIN)/python -m benchmarks.gpu_check $(BENCH_OPTIONS)
 
 soak: $(VENV)/.dev ## 100,000 mixed requests to one server, which must lose nothing and not grow: an hour at most
 	$(BIN)/python -m benchmarks.soak $(BENCH_OPTIONS)

@@ -158,14 +158,16 @@ class DeviceUnavailable(DragomanError):
 
     Attributes:
         has_gpu: whether there seems to be a GPU at all.
+        brief: what is the matter, without a remedy, for those who never asked for a GPU.
     """
 
     code = "device_unavailable"
 
-    def __init__(self, message: str, *, has_gpu: bool = True) -> None:
+    def __init__(self, message: str, *, has_gpu: bool = True, brief: str = "") -> None:
         """Store the sentence, and whether there is something to be mended."""
         super().__init__(message)
         self.has_gpu = has_gpu
+        self.brief = brief or message
 
 
 class ReloadFailed(DragomanError):

@@ -211,7 +211,8 @@ class Settings(BaseSettings):
         description="API keys that may translate: name=key or name=sha256:<hex>, separated by commas.",
     )
     admin_keys: SecretStr = Field(
-        default=SecretStr(""), description="API keys that may also read the metrics, in the same form."
+        default=SecretStr(""),
+        description="API keys that may also read the metrics and reload the bundles, in the same form.",
     )
     allow_anonymous: Literal["auto", "true", "false"] = Field(
         default="auto",

@@ -43,13 +43,13 @@ from app.runtime.onnx_model import load_model
 from app.runtime.onnx_providers import cuda_provider_fault
 from app.runtime.onnx_runner import OnnxRunner
 from benchmarks.driven_lane import DrivenLane
+from benchmarks.finite import finite
 from benchmarks.gpu_models import CheckedModel, random_model, shipped_models
 from benchmarks.gpu_peaks import measure_peaks
 from benchmarks.gpu_plan import BEAM_SIZE, FULL, TINY, GpuFacts, GpuPlan, GpuReport
 from benchmarks.gpu_report import gpu_table
 from benchmarks.gpu_speed import latency_of, rate_of, shares_of
 from benchmarks.gpu_tokens import compare_alone, compare_sentences, compare_steps
-from benchmarks.load_report import finite
 from benchmarks.machine import this_machine
 from benchmarks.peers.gpu_peers import CTranslate2Device, NotMeasured, TorchDevice
 

@@ -30,10 +30,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from app.bundle import default_directory
 from app.settings import PREFIX, Settings
+from benchmarks.finite import finite
 from benchmarks.load_figures import LoadFigures
 from benchmarks.load_offline import Saturated
 from benchmarks.load_processes import JsonChild, Server, ServerSpec, parse_cores
-from benchmarks.load_report import Shipped, ceiling_line, finite, load_table, shipped_line, summary
+from benchmarks.load_report import Shipped, ceiling_line, load_table, shipped_line, summary
 from benchmarks.load_rounds import FULL, QUICK, Load, Plan, Rounds, ServerResult, bodies_of, in_random_order
 from benchmarks.machine import Machine, this_machine
 from benchmarks.testsets import load as load_testset

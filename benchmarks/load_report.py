@@ -98,15 +98,6 @@ def ceiling_line(ceiling: LoadFigures) -> str:
     )
 
 
-def finite(value: object) -> object:
-    """A report for JSON, which has no infinity: null stands for what never happened."""
-    if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def _ratio(ours: float, theirs: float) -> str:
     """Nothing where a side translated nothing in time."""
     return f"{ours / theirs:.2f}" if theirs > 0 and math.isfinite(ours) and math.isfinite(theirs) else "-"

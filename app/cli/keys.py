@@ -32,7 +32,10 @@ def create(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Who or what will use the key.")],
     file: File = None,
     scope: Annotated[
-        list[str] | None, typer.Option(help="translate (default) or admin, which opens /metrics; repeatable.")
+        list[str] | None,
+        typer.Option(
+            help="translate (default), or admin, which opens /metrics and /v1/reload and no more; repeatable."
+        ),
     ] = None,
     expires: Annotated[
         str | None, typer.Option(help="When it ends: 12h, 90d, 52w, or a date such as 2027-01-31 (UTC).")

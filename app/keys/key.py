@@ -30,7 +30,7 @@ class Scope(StrEnum):
     TRANSLATE = "translate"
     """Everything that translates or says what can be translated."""
     ADMIN = "admin"
-    """What operators see: the metrics."""
+    """What operators see and do: the metrics, the reload."""
 
 
 @dataclass(frozen=True)

@@ -97,7 +97,8 @@ def choose_devices(
         try:
             return _gpus(device, bundles, there)
         except DeviceUnavailable as error:
-            return _cpu(variant, f"no GPU is used: {error.message}", is_second_best=error.has_gpu)
+            why = error.message if error.has_gpu else error.brief
+            return _cpu(variant, f"no GPU is used: {why}", is_second_best=error.has_gpu)
         except BundleUnsupported as error:
             return _cpu(variant, f"no GPU is used: {error.message}", is_second_best=True)
     try:
@@ -137,6 +138,7 @@ def _gpus(device: str, bundles: Sequence[Bundle], there: Surroundings) -> Device
             f"{', '.join(runtime.providers)}); install the extra gpu instead of cpu, never both: "
             f"pip uninstall onnxruntime, then the extra gpu as docs/gpu.md says; {_TO_CPU}",
             has_gpu=there.has_gpu(),
+            brief=f"this onnxruntime {runtime.version} is for CPUs",
         )
     driver = _driver(there)
     gpus = _wanted(device, driver)

@@ -24,12 +24,14 @@ python "$here/make_text.py" "$work/text"
 [ -f "$work/train.toml" ] || cp "$here/train.toml" "$work/train.toml"  # yours to change
 echo "training (PyTorch takes some seconds to load)"
 dragoman train "$work/train.toml"
-if [ ! "$work/bundle/manifest.json" -nt "$work/run/model/model.json" ]; then
-    rm -rf "$work/bundle"  # of an older model
+weights=$(cat "$work/run/model"/*.safetensors | sha256sum)
+if [ ! -f "$work/bundle/manifest.json" ] || [ "$(cat "$work/bundle.of" 2> /dev/null)" != "$weights" ]; then
+    rm -rf "$work/bundle" "$work/bundle.of"  # of another model
     head -n 300 "$work/text/train.tsv" | cut -f1 > "$work/text/calibration.en"
     head -n 50 "$work/text/dev.en" > "$work/text/verification.en"
     dragoman export trained "$work/run/model" --out "$work/bundle" --id tiny-en-pt --licence CC0-1.0 \
         --calibrate-with "$work/text/calibration.en" --verify-with "$work/text/verification.en"
+    echo "$weights" > "$work/bundle.of"
 fi
 dragoman evaluate "$work/bundle" --testset "dev=$work/text/dev.en,$work/text/dev.pt"
 dragoman translate --bundle "$work/bundle" "The three old houses did not see the red door." "Did a girl draw the two birds?"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -225,3 +226,20 @@ def test_tokens_that_nobody_had_time_to_compare_are_not_right(monkeypatch, capsy
 
     assert gpu_check.main() == 1
     assert "the time was over" in capsys.readouterr().out
+
+
+def test_a_machine_with_the_extra_gpu_alone_can_run_a_model_that_was_prepared(tmp_path):
+    folder = tmp_path / "models"
+    command = [sys.executable, "-m", "benchmarks.gpu_check", "--sizes", "tiny", "--models", str(folder)]
+    root = Path(__file__).resolve().parents[2]
+    subprocess.run([*command, "--prepare"], cwd=root, check=True, capture_output=True)
+    absent = "psutil", "torch", "onnx", "ctranslate2", "httpx", "sacrebleu", "rich.console"
+    code = (
+        "import sys, runpy; "
+        f"sys.modules.update(dict.fromkeys({absent!r})); "
+        f"sys.argv = ['gpu_check', '--device', 'cpu', '--sizes', 'tiny', '--models', {str(folder)!r}]; "
+        "runpy.run_module('benchmarks.gpu_check', run_name='__main__')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "every check of tokens holds" in done.stdout

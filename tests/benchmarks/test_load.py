@@ -14,11 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.finite import finite
 from benchmarks.load_client import BROKEN, TIMED_OUT, Job, JobResult, Sample, result_from, run_job
 from benchmarks.load_figures import Cost, LoadFigures, figures_of, median_of, one_client, overload
 from benchmarks.load_offline import Saturated
 from benchmarks.load_processes import JsonChild, Server, ServerSpec, parse_cores
-from benchmarks.load_report import finite, load_table, summary
+from benchmarks.load_report import load_table, summary
 from benchmarks.load_rounds import (
     FULL,
     QUICK,

@@ -117,6 +117,7 @@ class Obstacle:
         machine: one that has it.
         words: what the message must say.
         has_gpu: whether there seems to be a GPU, so that under auto it is worth a warning.
+        brief: what auto says instead, where nothing is to be mended.
         bundles: what is to be served.
         error: what is raised where the GPU was asked for.
     """
@@ -124,6 +125,7 @@ class Obstacle:
     machine: Callable[[], Machine]
     words: tuple[str, ...]
     has_gpu: bool = True
+    brief: tuple[str, ...] = ()
     bundles: tuple[Any, ...] = (bundle(),)
     error: type[DragomanError] = DeviceUnavailable
 
@@ -136,6 +138,7 @@ OBSTACLES = {
             "install the extra gpu instead of cpu",
         ),
         has_gpu=False,
+        brief=("this onnxruntime 1.32.0 is for CPUs",),
     ),
     "a runtime for CPUs beside a GPU": Obstacle(
         lambda: Machine(CPU_RUNTIME, has_gpu=True), ("has no CUDA provider", "docs/gpu.md")
@@ -215,7 +218,7 @@ def test_auto_then_takes_the_cpu_says_why_and_warns_only_where_there_is_a_gpu(ob
     assert (choice.devices, choice.variant) == (CPU, "cpu-int8")
     assert choice.is_second_best is obstacle.has_gpu
     assert choice.reason.startswith("no GPU is used: ")
-    for words in obstacle.words:
+    for words in obstacle.brief or obstacle.words:
         assert words in choice.reason
 
 
