@@ -122,13 +122,13 @@ def test_a_capture_that_waits_for_long_does_not_keep_users_out_for_as_long() -> 
 
 
 def test_users_who_were_kept_out_for_long_go_before_the_next_capture() -> None:
-    gate = CaptureGate(max_wait_s=0.0)
+    gate = CaptureGate(max_wait_s=PATIENCE_S)
     first = Visitor(gate.capturing())
     assert first.inside.wait(PATIENCE_S)
-    users = [Visitor(gate.using()) for _ in range(2)]
-    assert has_waiting(gate, users=2)
-    gate._max_wait_s = PATIENCE_S
     second = Visitor(gate.capturing())
+    assert has_waiting(gate, captures=1)  # so that it is woken before the users
+    gate._max_wait_s = 0.0
+    users = [Visitor(gate.using()) for _ in range(2)]
     assert has_waiting(gate, captures=1, users=2)
     first.end()
     assert all(user.inside.wait(PATIENCE_S / 3) for user in users)
