@@ -65,7 +65,7 @@ def assert_same_files(checkpoint: Checkpoint, bundle: Bundle, folder: Path) -> N
     """Exporting the checkpoint again gives the bundle's graphs and weights."""
     limits = bundle.manifest.limits
     options = dataclasses.replace(
-        tiny_options(),
+        tiny_options(variants=tuple(bundle.manifest.variants)),
         max_source_tokens=limits.max_source_tokens,
         max_target_tokens=limits.max_target_tokens,
     )

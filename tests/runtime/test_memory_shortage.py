@@ -9,6 +9,7 @@ import pytest
 
 from app.bundle import default_directory, open_bundle
 from app.cli import loading
+from app.cli.placement import place_models
 from app.errors import BundleCorrupt, BundleError, BundleUnsupported
 from app.runtime.memory_shortage import lacks_memory
 from app.settings import Settings
@@ -56,9 +57,10 @@ def test_a_start_without_enough_memory_does_not_blame_the_bundle(
         raise error
 
     monkeypatch.setattr(loading, "load_served_model", fail)
+    settings = Settings(device="cpu")
     bundle = open_bundle(default_directory() / "en-pt", verify=False)
     with pytest.raises(BundleError, match=r"en-pt could not be loaded: there is too little memory") as caught:
-        loading.load_models([bundle], Settings())
+        loading.load_models([bundle], settings, place_models(settings, [bundle]))
     assert not isinstance(caught.value, BundleCorrupt | BundleUnsupported)
 
 

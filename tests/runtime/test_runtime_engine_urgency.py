@@ -109,7 +109,8 @@ async def test_a_short_request_overtakes_one_of_hundreds_of_segments(make_engine
     long = asyncio.create_task(translate("long", "The cat.\n" * 400, Priority.INTERACTIVE))
     await gate.wait_reached()
     others = [
-        asyncio.create_task(translate("bulk", "The cat.\n" * 400, Priority.BULK)),
+        # Long enough to be at it still when the other's text is put together, which takes a while too.
+        asyncio.create_task(translate("bulk", "The cat.\n" * 4000, Priority.BULK)),
         asyncio.create_task(translate("short", "The cat. A bird.", Priority.INTERACTIVE)),
     ]
     await until(lambda: engine.num_running_requests == 3)
