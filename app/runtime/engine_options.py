@@ -13,6 +13,9 @@ _COMPANY = 4
 _MAX_HELD_STEPS = 6
 """Of closed loops of 32 clients, 4 and 6 cost the least CPU time a request (benchmarks/README.md)."""
 
+_FIRST_GPU_PASS_S = 20.0
+"""Before a group's first pass its memory is taken and its steps are captured; kernels are loaded with it."""
+
 
 @dataclass(frozen=True)
 class EngineOptions:
@@ -56,6 +59,9 @@ def make_lane(
         company=_COMPANY,
         max_held_steps=_MAX_HELD_STEPS,
         max_bulk_share=options.max_bulk_share,
+        first_pass_s=_FIRST_GPU_PASS_S
+        if model.devices[worker_index % len(model.devices)].kind == "cuda"
+        else 0,
         observer=observer,
         clock=clock,
     )

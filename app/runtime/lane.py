@@ -16,9 +16,6 @@ from app.runtime.events import AdmissionEvent, RuntimeObserver, StepEvent
 from app.runtime.runner import DeviceLost, ModelRunner, SourceRow
 from app.runtime.scheduler import Admission, Departure, Scheduler
 
-_FIRST_PASS_S = 20.0
-"""Granted to a group's first pass, which makes its row slots and captures its graphs, and to passes before
-any that tells what one takes."""
 _MAX_PASS_S = 60.0
 """Most that is granted to a pass. At some 4 ms a token, a model of the base size on a slow core, the 1,024
 tokens of a CPU's largest pass take 4 s, unless somebody allowed more; the 16,384 of a GPU's take less."""
@@ -41,6 +38,7 @@ class Lane:
         company: int = 1,
         max_held_steps: int = 0,
         max_bulk_share: float = 0.75,
+        first_pass_s: float = 0.0,
         observer: RuntimeObserver,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -54,6 +52,8 @@ class Lane:
             company: see `Scheduler`.
             max_held_steps: see `Scheduler`.
             max_bulk_share: see `Scheduler`.
+            first_pass_s: what a group's first pass may take, where the runner makes ready for the group then;
+                0 where it does not, so that the first pass is like any other.
             observer: told of every step.
             clock: monotonic seconds.
         """
@@ -69,7 +69,8 @@ class Lane:
         )
         self._observer = observer
         self._clock = clock
-        self._encoder_s_per_token: float | None = None  # of the last pass, first ones aside
+        self._first_pass_s = first_pass_s
+        self._encoder_s_per_token: float | None = None  # of the last pass, long first ones aside
         self._groups_begun: set[int] = set()
 
     @property
@@ -137,9 +138,9 @@ class Lane:
 
     def _admit(self, group: int, admissions: Sequence[Admission], beat: Callable[[float], None]) -> None:
         num_padded_tokens = self._runner.groups[group].source_length * len(admissions)
-        is_first = group not in self._groups_begun
+        is_first = bool(self._first_pass_s) and group not in self._groups_begun
         if is_first or self._encoder_s_per_token is None:
-            beat(_FIRST_PASS_S)
+            beat(self._first_pass_s)
         else:
             beat(min(_MAX_PASS_S, num_padded_tokens * self._encoder_s_per_token))
         started_at_s = self._clock()

@@ -15,7 +15,7 @@ from app.runtime.runner import SourceRow
 class Driven:
     """A lane over groups of 8 and 16 tokens whose passes take what they are told."""
 
-    def __init__(self) -> None:
+    def __init__(self, first_pass_s: float = 20.0) -> None:
         self.s_per_token = 0.001
         self.extra_s = 0.0
         self.now_s = 0.0
@@ -35,6 +35,7 @@ class Driven:
             "tiny",
             Timed(lengths=(8, 16), max_rows=64),
             max_admission_tokens=10_000,
+            first_pass_s=first_pass_s,
             observer=SilentObserver(),
             clock=lambda: self.now_s,
         )
@@ -87,3 +88,10 @@ def test_whatever_a_slow_pass_taught_the_next_is_granted_a_minute_at_most() -> N
     driven.s_per_token = 1.0  # it waited for something else
     driven.admit(1)
     assert driven.admit(50) == 60.0
+
+
+def test_a_runner_that_makes_nothing_ready_is_granted_nothing_unknown_and_teaches_at_once() -> None:
+    driven = Driven(first_pass_s=0.0)
+    assert driven.admit(1) == 0.0
+    assert driven.admit(50) == pytest.approx(0.4)
+    assert driven.admit(1, num_tokens=12) == pytest.approx(0.016)
