@@ -45,20 +45,31 @@ def test_batch_forms_agree_with_the_single_ones(tokenizer: Tokenizer) -> None:
     assert tokenizer.decode_batch(targets) == [tokenizer.decode(ids) for ids in targets] == list(SENTENCES)
 
 
-def test_no_list_reaches_the_library_which_would_start_a_thread_for_it(model_path: Path) -> None:
-    class OneByOne(sentencepiece.SentencePieceProcessor):
+@pytest.mark.parametrize(("num_texts", "num_calls"), [(0, 0), (1, 1), (4, 4), (5, 1), (300, 1)])
+def test_few_texts_go_one_by_one_and_many_at_once(model_path: Path, num_texts: int, num_calls: int) -> None:
+    calls: list[bool] = []  # whether each was given a list
+
+    class Counted(sentencepiece.SentencePieceProcessor):
         def encode(self, text, **options):
-            assert isinstance(text, str)
+            calls.append(isinstance(text, list))
             return super().encode(text, **options)
 
         def decode(self, ids, **options):
-            assert all(isinstance(token_id, int) for token_id in ids)
+            calls.append(isinstance(ids[0], list))
             return super().decode(ids, **options)
 
-    tokenizer = Tokenizer(OneByOne(model_file=str(model_path)), eos_id=0)
-    batch = tokenizer.encode_sources(["one", "two three"])
+    tokenizer = Tokenizer(Counted(model_file=str(model_path)), eos_id=0)
+    texts = [f"one two {number}" for number in range(num_texts)]
 
-    assert len(tokenizer.decode_batch([ids[:-1] for ids in batch])) == 2
+    calls.clear()
+    batch = tokenizer.encode_sources(texts)
+    assert calls == [num_calls < num_texts] * num_calls
+    assert batch == [tokenizer.encode_source(text) for text in texts]
+
+    calls.clear()
+    decoded = tokenizer.decode_batch([ids[:-1] for ids in batch])
+    assert calls == [num_calls < num_texts] * num_calls
+    assert decoded == [tokenizer.decode(ids[:-1]) for ids in batch]
 
 
 def test_nothing_in_gives_nothing_out(tokenizer: Tokenizer) -> None:
