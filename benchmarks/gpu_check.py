@@ -1,4 +1,4 @@
-"""Everything that needs a GPU, in one command without a network and within five minutes.
+"""Everything that needs a GPU, in one command without a network; no part begins after 270 seconds.
 
     python -m benchmarks.gpu_check [--device cuda:0] [--models DIR] [--json FILE]
     python -m benchmarks.gpu_check --prepare --models DIR
