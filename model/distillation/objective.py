@@ -7,12 +7,9 @@ first steps much shorter, since the student starts as a near copy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -20,13 +17,9 @@ from torch.nn import functional
 from app.errors import InvalidOption
 from model.attention import KeysValues
 from model.data.batches import Batch
+from model.distillation.sampled_vocabulary import SampledVocabulary
 from model.training.objective import Loss
 from model.transformer import Transformer
-
-IdArray = npt.NDArray[np.int64]
-Candidates = Callable[[Sequence[int]], npt.NDArray[np.integer[Any]]]
-"""From source tokens to the target tokens that a translation of them may need."""
-
 
 @dataclass(frozen=True)
 class LossWeights:
@@ -41,44 +34,6 @@ class LossWeights:
     divergence: float
     token: float
     hidden: float
-
-
-@dataclass(frozen=True)
-class SampledVocabulary:
-    """The part of the vocabulary that a batch's probabilities run over.
-
-    The whole vocabulary would cost more than the rest of a step. What matters are the tokens that compete:
-    the batch's targets, a sample of what a lexical shortlist offers for its sources, and some random ones.
-
-    Attributes:
-        vocabulary_size: V.
-        candidates: a shortlist; None draws all from the vocabulary.
-        num_candidates: how many of the shortlist's.
-        num_others: random ones.
-        seed: of the sample, with the step.
-    """
-
-    vocabulary_size: int
-    candidates: Candidates | None
-    num_candidates: int
-    num_others: int
-    seed: int
-
-    def ids(self, batch: Batch, *, step: int) -> IdArray:
-        """Sorted ids without repetition, all targets among them, i64 [N]."""
-        random = np.random.default_rng([self.seed, 2, step])
-        parts = [np.unique(batch.target_ids[batch.target_mask].cpu().numpy())]
-        num_others = self.num_others
-        if self.candidates is None:
-            num_others += self.num_candidates
-        else:
-            sources = np.unique(batch.source_ids[batch.source_mask].cpu().numpy())
-            offered = np.asarray(self.candidates(sources.tolist()), dtype=np.int64)
-            if len(offered) > self.num_candidates:
-                offered = random.choice(offered, self.num_candidates, replace=False)
-            parts.append(offered)
-        parts.append(random.integers(0, self.vocabulary_size, num_others))
-        return np.unique(np.concatenate(parts)).astype(np.int64)
 
 
 class Distillation:
@@ -122,12 +77,12 @@ class Distillation:
 
     def __call__(self, model: Transformer, batch: Batch, *, step: int) -> Loss:
         """Sum over real target tokens; the parts are the three unweighted sums."""
-        ids = torch.from_numpy(self._vocabulary.ids(batch, step=step)).to(batch.target_ids.device)  # [N]
-        places = torch.searchsorted(ids, batch.target_ids[batch.target_mask])  # [tokens]
         with torch.no_grad():
             memory = self._teacher.encode(batch.source_ids, batch.source_mask)  # [B, S, d]
             theirs = _Decoding.run(self._teacher, memory, batch)
+            ids = self._ids(batch, theirs, step=step)  # [N]
             teacher_log_probs = theirs.log_probs(self._teacher, ids)  # [tokens, N]
+        places = torch.searchsorted(ids, batch.target_ids[batch.target_mask])  # [tokens]
         if not self._shares_encoder:
             memory = model.encode(batch.source_ids, batch.source_mask)  # [B, S, d]
         mine = _Decoding.run(model, memory, batch)
@@ -148,6 +103,14 @@ class Distillation:
         return Loss(
             total, len(places), dict(zip(("divergence", "cross_entropy", "hidden"), sums, strict=True))
         )
+
+    def _ids(self, batch: Batch, theirs: _Decoding, *, step: int) -> Tensor:
+        """The tokens that this batch's probabilities run over, sorted, i64 [N] on the batch's device."""
+        vocabulary, device = self._vocabulary, batch.target_ids.device
+        offered = vocabulary.offered(batch)
+        best = theirs.best(self._teacher, torch.from_numpy(offered).to(device), vocabulary.num_best)
+        ids = vocabulary.ids(batch, step=step, offered=offered, best=best.cpu().numpy())
+        return torch.from_numpy(ids).to(device)
 
 
 @dataclass(frozen=True)
@@ -180,8 +143,19 @@ class _Decoding:
 
     def log_probs(self, model: Transformer, ids: Tensor) -> Tensor:
         """Log-probabilities over some ids, i64 [N]: f32 [tokens, N]."""
-        logits = functional.linear(self.hidden[-1], model.embedding.weight[ids], model.output_bias[ids])
-        return functional.log_softmax(logits.float(), dim=1)
+        return functional.log_softmax(self._logits(model, ids), dim=1)
+
+    def best(self, model: Transformer, ids: Tensor, number: int) -> Tensor:
+        """Those of some ids that are among the `number` likeliest of any position, i64."""
+        number = min(number, len(ids))
+        if not number:
+            return ids[:0]
+        return ids[self._logits(model, ids).topk(number, dim=1, sorted=False).indices.unique()]
+
+    def _logits(self, model: Transformer, ids: Tensor) -> Tensor:
+        """Over some ids, i64 [N]: f32 [tokens, N]."""
+        weight, bias = model.embedding.weight[ids], model.output_bias[ids]
+        return functional.linear(self.hidden[-1], weight, bias).float()
 
 
 def _same_frozen_encoder(teacher: Transformer, student: Transformer) -> bool:

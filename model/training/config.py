@@ -192,8 +192,10 @@ class DistillationSection(Section):
         human_token_weight: likewise.
         human_hidden_weight: likewise.
         human: names of sources whose targets people wrote.
-        sampled_candidates: target tokens of a batch's shortlist that the probabilities run over.
-        sampled_others: random tokens besides.
+        teacher_best: how many of the teacher's likeliest tokens of every position, within its shortlist, the
+            probabilities run over.
+        sampled_candidates: random tokens of a batch's shortlist besides.
+        sampled_others: random tokens of the whole vocabulary besides.
     """
 
     teacher: Path
@@ -205,6 +207,7 @@ class DistillationSection(Section):
     human_token_weight: Annotated[float, Field(ge=0)] = 1.0
     human_hidden_weight: Annotated[float, Field(ge=0)] = 0.0
     human: tuple[str, ...] = ()
+    teacher_best: Annotated[int, Field(ge=0)] = 8
     sampled_candidates: Annotated[int, Field(ge=0)] = 3000
     sampled_others: Annotated[int, Field(ge=0)] = 500
 

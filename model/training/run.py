@@ -15,7 +15,8 @@ from app.text import Tokenizer
 from model.config import TransformerConfig
 from model.data.batches import BatchStream, WeightedSource
 from model.data.dataset import TokenPairs
-from model.distillation.objective import Distillation, LossWeights, SampledVocabulary
+from model.distillation.objective import Distillation, LossWeights
+from model.distillation.sampled_vocabulary import SampledVocabulary
 from model.saved_model import SavedModel, save_model
 from model.training.config import DistillationSection, RunConfig
 from model.training.data import prepared_sources
@@ -151,6 +152,7 @@ def _objective(
         SampledVocabulary(
             vocabulary_size=model.config.vocabulary_size,
             candidates=teacher.candidates,
+            num_best=distillation.teacher_best,
             num_candidates=distillation.sampled_candidates,
             num_others=distillation.sampled_others,
             seed=config.seed,

@@ -14,7 +14,7 @@ from app.errors import InvalidOption
 from app.text import Tokenizer
 from model.data.vocabulary import EOS_ID
 from model.distillation.initialisation import student_of
-from model.distillation.objective import Candidates
+from model.distillation.sampled_vocabulary import Candidates
 from model.saved_model import SavedModel
 from model.training.config import RunConfig, VocabularySection
 from model.training.data import trained_vocabulary

@@ -12,12 +12,13 @@ from app.errors import InvalidOption
 from model.config import TransformerConfig
 from model.data.batches import Batch, padded_batch
 from model.distillation.initialisation import student_of
-from model.distillation.objective import Distillation, LossWeights, SampledVocabulary
+from model.distillation.objective import Distillation, LossWeights
+from model.distillation.sampled_vocabulary import SampledVocabulary
 from model.transformer import Transformer
 
 ModelMaker = Callable[..., Transformer]
 V = 23
-EVERYTHING = SampledVocabulary(V, None, 0, 2000, seed=1)
+EVERYTHING = SampledVocabulary(V, None, 0, 0, 2000, seed=1)
 EACH = LossWeights(1.0, 1.0, 1.0)
 
 
@@ -57,7 +58,8 @@ def test_a_student_that_is_its_teacher_has_nothing_to_learn_of_it(
 def test_over_the_whole_vocabulary_the_parts_are_those_written_out(make_model: ModelMaker) -> None:
     teacher, student = make_model(decoder_cell="ssru"), make_model()
     batch = toy_batch()
-    assert EVERYTHING.ids(batch, step=1).tolist() == list(range(V))
+    ids = EVERYTHING.ids(batch, step=1, offered=EVERYTHING.offered(batch))
+    assert ids.tolist() == list(range(V))
     loss = Distillation(teacher, student, EVERYTHING, weights_of_source=[EACH])(student, batch, step=1)
     with torch.no_grad():
         theirs, mine = (
@@ -223,41 +225,10 @@ def test_a_teacher_of_another_size_is_refused(
         Distillation(make_model(**changes), make_model(), EVERYTHING, weights_of_source=[EACH])
 
 
-def shortlist(sources: object) -> np.ndarray:
-    assert sources == [0, 2, 3, 4, 5, 8]  # each real source token once
-    return np.arange(100, 180)
-
-
-def test_the_sampled_vocabulary_holds_the_targets_and_a_sample_of_the_shortlist() -> None:
-    batch = toy_batch()
-    sampled = SampledVocabulary(1000, shortlist, 30, 7, seed=5)
-    ids = sampled.ids(batch, step=3)
-    assert ids.dtype == np.int64
-    assert ids.tolist() == sorted(set(ids.tolist()))
-    assert set(batch.target_ids[batch.target_mask].tolist()) <= set(ids.tolist())
-    assert 30 <= sum(100 <= token < 180 for token in ids) <= 37
-    assert len(ids) <= 7 + 30 + 7
-    assert sampled.ids(batch, step=3).tolist() == ids.tolist()
-    assert sampled.ids(batch, step=4).tolist() != ids.tolist()
-    assert replace(sampled, seed=6).ids(batch, step=3).tolist() != ids.tolist()
-
-
-def test_a_short_shortlist_is_taken_whole() -> None:
-    ids = SampledVocabulary(1000, shortlist, 80, 0, seed=5).ids(toy_batch(), step=1)
-    assert set(range(100, 180)) <= set(ids.tolist())
-
-
-def test_without_a_shortlist_the_candidates_are_drawn_from_all() -> None:
-    ids = SampledVocabulary(100_000, None, 300, 20, seed=5).ids(toy_batch(), step=1)
-    assert 310 <= len(ids) <= 7 + 320
-    assert ids.min() >= 0
-    assert ids.max() < 100_000
-
-
 def test_the_targets_alone_are_enough(make_model: ModelMaker) -> None:
     teacher, student = make_model(decoder_cell="ssru"), make_model()
     objective = Distillation(
-        teacher, student, SampledVocabulary(V, None, 0, 0, seed=1), weights_of_source=[EACH]
+        teacher, student, SampledVocabulary(V, None, 0, 0, 0, seed=1), weights_of_source=[EACH]
     )
     loss = objective(student, toy_batch(), step=1)
     assert loss.parts["divergence"] >= 0

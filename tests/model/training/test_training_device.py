@@ -8,7 +8,8 @@ import torch
 from app.errors import InvalidOption
 from model.data.batches import padded_batch
 from model.distillation.initialisation import student_of
-from model.distillation.objective import Distillation, LossWeights, SampledVocabulary
+from model.distillation.objective import Distillation, LossWeights
+from model.distillation.sampled_vocabulary import SampledVocabulary
 from model.training.config import TrainingSection
 from model.training.device import device_of, uses_bfloat16
 from model.training.objective import LabelSmoothing, Objective, autocast_of
@@ -53,7 +54,7 @@ def test_in_bfloat16_losses_and_gradients_are_about_those_of_float32(
     model = student_of(teacher)
     objective: Objective = LabelSmoothing(0.1)
     if objective_name == "distillation":
-        vocabulary = SampledVocabulary(23, None, 0, 500, seed=1)
+        vocabulary = SampledVocabulary(23, None, 2, 0, 500, seed=1)
         objective = Distillation(teacher, model, vocabulary, weights_of_source=[LossWeights(1.0, 1.0, 1.0)])
     totals, gradients = [], []
     for bfloat16 in (False, True):
