@@ -21,12 +21,23 @@ class Schedule(RuleBasedStateMachine):
         lengths=st.lists(st.integers(1, 12), min_size=1, max_size=3, unique=True).map(sorted),
         max_rows=st.integers(1, 5),
         budget=st.integers(1, 40),
+        company=st.integers(1, 4),
+        max_held_steps=st.integers(0, 3),
     )
-    def start(self, lengths: list[int], max_rows: int, budget: int) -> None:
+    def start(
+        self, lengths: list[int], max_rows: int, budget: int, company: int, max_held_steps: int
+    ) -> None:
         self.lengths, self.max_rows, self.budget = lengths, max_rows, budget
+        self.company, self.max_held_steps = company, max_held_steps
         self.max_bulk_rows = max(1, int(max_rows * SHARE))
         groups = [RowGroup(source_length=length, max_rows=max_rows) for length in lengths]
-        self.scheduler = Scheduler(groups, max_admission_tokens=budget, max_bulk_share=SHARE)
+        self.scheduler = Scheduler(
+            groups,
+            max_admission_tokens=budget,
+            company=company,
+            max_held_steps=max_held_steps,
+            max_bulk_share=SHARE,
+        )
         self.now_s = 0.0
         self.waiting: list[Entry] = []  # by arrival
         self.slots: list[list[Entry]] = [[] for _ in lengths]  # what the runner's buffers would hold
@@ -34,6 +45,8 @@ class Schedule(RuleBasedStateMachine):
         self.turns: dict[tuple[int, Priority], list[int]] = {}  # requests, the next one first
         self.passed_over = [0] * len(lengths)
         self.waited_for_a_step: dict[int, int] = {}
+        self.num_held_steps = [0] * len(lengths)  # since somebody was seated
+        self.held: set[int] = set()  # groups whose newcomers wait for company in this turn
 
     def group_of(self, entry: Entry) -> int:
         return next(i for i, length in enumerate(self.lengths) if entry.num_source_tokens <= length)
@@ -47,9 +60,19 @@ class Schedule(RuleBasedStateMachine):
         return len(slots) < self.max_rows and (priority is INTERACTIVE or num_bulk < self.max_bulk_rows)
 
     def seatable(self, priority: Priority) -> set[int]:
-        """Groups for which somebody of this priority waits and has room."""
-        groups = range(len(self.lengths))
+        """Groups for which somebody of this priority waits, has room, and need not wait for company."""
+        groups = set(range(len(self.lengths))) - self.held
         return {g for g in groups if self.queue(g, priority) and self.has_room(g, priority)}
+
+    def hold(self) -> None:
+        """Whose newcomers wait for company: too few of them, and enough to do without them."""
+        self.held = set()
+        for group, slots in enumerate(self.slots):
+            num_waiting = sum(len(self.queue(group, priority)) for priority in Priority)
+            if 0 < num_waiting < self.company <= len(slots):
+                self.num_held_steps[group] += 1
+                if self.num_held_steps[group] <= self.max_held_steps:
+                    self.held.add(group)
 
     def head(self, group: int, priority: Priority) -> Entry:
         """Whose turn it is."""
@@ -109,11 +132,14 @@ class Schedule(RuleBasedStateMachine):
         for departure in lapses.departures:
             self.depart(departure.group, departure.entry, departure.move)
 
+        self.hold()
         num_tokens = 0
         for number, admission in enumerate(self.scheduler.schedule()):
             entry, group = admission.entry, admission.group
             assert not self.has_lapsed(entry), "cancelled and expired entries never run"
             assert group == self.group_of(entry)
+            assert group not in self.held, "few newcomers wait for company"
+            self.num_held_steps[group] = 0
             assert self.has_room(group, entry.priority)
             assert entry is self.head(group, entry.priority), "requests take turns, the oldest entry first"
             assert admission.slot == len(self.slots[group]), "newcomers sit behind the running rows"
