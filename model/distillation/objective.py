@@ -21,6 +21,7 @@ from model.distillation.sampled_vocabulary import SampledVocabulary
 from model.training.objective import Loss
 from model.transformer import Transformer
 
+
 @dataclass(frozen=True)
 class LossWeights:
     """How much each part of the loss counts.

@@ -21,9 +21,9 @@ _NONE: IdArray = np.empty(0, dtype=np.int64)
 class SampledVocabulary:
     """Which tokens compete in a batch.
 
-    The whole vocabulary would cost the student more than the rest of a step. What it has to learn is which of
-    the tokens that the teacher weighs against each other is the likelier one, so these are in; a sample of the
-    shortlist's and some random ones keep the rest of the vocabulary down.
+    The whole vocabulary would cost the student more than the rest of a step. What it has to learn is which
+    of the tokens that the teacher weighs against each other is the likelier one, so these are in; a sample
+    of the shortlist's and some random ones keep the rest of the vocabulary down.
 
     Attributes:
         vocabulary_size: V.
