@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import fcntl
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from app.bundle import MANIFEST_NAME, Bundle, open_bundle, sha256_of
@@ -21,6 +24,11 @@ def record_quality(path: Path, scores: Sequence[QualityScore]) -> Bundle:
     Raises:
         BundleError: the bundle cannot be opened.
     """
+    with _sole_writer(path):
+        return _replace_quality(path, scores)
+
+
+def _replace_quality(path: Path, scores: Sequence[QualityScore]) -> Bundle:
     bundle = open_bundle(path)
     card = bundle.file(MODEL_CARD_NAME)
     text = card.read_text(encoding="utf-8").split(QUALITY_HEADING)[0].rstrip() + "\n"
@@ -47,8 +55,25 @@ def add_quality(path: Path, scores: Sequence[QualityScore]) -> Bundle:
     Raises:
         BundleError: the bundle cannot be opened.
     """
-    merged = {_way(score): score for score in (*open_bundle(path, verify=False).manifest.quality, *scores)}
-    return record_quality(path, list(merged.values()))
+    with _sole_writer(path):
+        stated = open_bundle(path, verify=False).manifest.quality
+        merged = {_way(score): score for score in (*stated, *scores)}
+        return _replace_quality(path, list(merged.values()))
+
+
+@contextmanager
+def _sole_writer(path: Path) -> Iterator[None]:
+    """Wait for whoever else records scores in the bundle: each would drop the other's."""
+    try:
+        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        yield  # no folder, which opening the bundle says better
+        return
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
 
 
 def _way(score: QualityScore) -> tuple[object, ...]:

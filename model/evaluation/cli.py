@@ -18,7 +18,7 @@ from model.evaluation.bundle_system import BundleSystem
 from model.evaluation.evaluation import TestSetOutcome, evaluate, quality_scores
 from model.evaluation.ready_system import ReadySystem
 from model.evaluation.report import as_json, print_tables
-from model.evaluation.service_system import DEFAULT_CONCURRENCY, ServiceSystem
+from model.evaluation.service_system import DEFAULT_CONCURRENCY, ServiceAddress, ServiceSystem
 from model.evaluation.significance import DEFAULT_NUM_SAMPLES
 from model.evaluation.system import (
     DEFAULT_BEAM_SIZE,
@@ -150,11 +150,11 @@ def evaluate_command(
 
 @dataclass(frozen=True)
 class _Described:
-    """A system as the command line names it: exactly one of `bundle`, `url` and `path` is there."""
+    """A system as the command line names it: exactly one of `bundle`, `address` and `path` is there."""
 
     name: str | None
     bundle: Bundle | None = None
-    url: str = ""
+    address: ServiceAddress | None = None
     path: Path | None = None
 
     @classmethod
@@ -162,12 +162,12 @@ class _Described:
         """Tell which kind it is.
 
         Raises:
-            InvalidOption: it is none.
+            InvalidOption: it is none, or a URL that cannot be understood.
             BundleError: it is a bundle that cannot be opened.
         """
         name, value = _split(text)
         if value.startswith(("http://", "https://")):
-            return cls(name, url=value.rstrip("/"))
+            return cls(name, address=ServiceAddress.read(value))
         path = Path(value)
         if (path / MANIFEST_NAME).is_file():
             # Its files are checked by `dragoman translate`, which reads them.
@@ -209,7 +209,7 @@ def _languages(opened: Sequence[_Described], source: str | None, target: str | N
     }
     if len(pairs) == 1:
         return Languages(*pairs.pop())
-    if pairs or any(part.url for part in opened):
+    if pairs or any(part.address for part in opened):
         known = ", ".join(f"{first} to {second}" for first, second in sorted(pairs)) or "not known"
         raise InvalidOption(f"name the languages with --source and --target; the bundles' are {known}")
     return None
@@ -243,12 +243,12 @@ def _expand(
                         num_workers=num_workers,
                     )
                 )
-        elif part.url:
+        elif part.address is not None:
             assert languages is not None
-            host = part.url.partition("://")[2]
+            host = part.address.url.partition("://")[2]
             for decoding in decodings:
                 name = _name(part.name or _safe(host), [], decoding, decodings)
-                found.append(ServiceSystem(name, part.url, languages, decoding, concurrency=concurrency))
+                found.append(ServiceSystem(name, part.address, languages, decoding, concurrency=concurrency))
         else:
             assert part.name is not None
             assert part.path is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ import httpx
 from pydantic import BaseModel, ConfigDict, ValidationError
 from rich.console import Console
 
-from app.errors import DragomanError, InvalidRequest, Unavailable
+from app.errors import DragomanError, InvalidOption, InvalidRequest, Unavailable
 from model.evaluation.line_progress import line_progress
 from model.evaluation.measures import Speed
 from model.evaluation.system import Decoding, Languages, Translations
@@ -56,12 +57,44 @@ class _ErrorAnswer(BaseModel):
 
 
 @dataclass(frozen=True)
+class ServiceAddress:
+    """Where a service is.
+
+    Attributes:
+        url: without the route, and without a password: it is printed and kept.
+        credentials: user name and password for whoever guards it, or None.
+    """
+
+    url: str
+    credentials: tuple[str, str] | None = field(default=None, repr=False)
+
+    @classmethod
+    def read(cls, text: str) -> ServiceAddress:
+        """Read `http://[USER:PASSWORD@]HOST[:PORT][/PATH]`.
+
+        Raises:
+            InvalidOption: it is no such URL; the message does not repeat what may be a password.
+        """
+        shown = re.sub(r"//.*@", "//", text)
+        try:
+            url = httpx.URL(text)
+        except (httpx.InvalidURL, ValueError) as error:
+            # httpx's own words may repeat a part of it.
+            reason = f" ({error})" if shown == text else ""
+            raise InvalidOption(f"{shown} is no URL{reason}; write http://HOST:PORT") from None
+        if not url.host:
+            raise InvalidOption(f"{shown} names no host; write http://HOST:PORT")
+        credentials = (url.username, url.password) if url.userinfo else None
+        return cls(str(url.copy_with(username=None, password=None)).rstrip("/"), credentials)
+
+
+@dataclass(frozen=True)
 class ServiceSystem:
     """A service that speaks this project's native dialect.
 
     Attributes:
         name: unique in the evaluation.
-        url: its address, without the route.
+        address: where it is.
         languages: the direction.
         decoding: how to search.
         concurrency: requests under way at a time.
@@ -71,7 +104,7 @@ class ServiceSystem:
     """
 
     name: str
-    url: str
+    address: ServiceAddress
     languages: Languages
     decoding: Decoding
     concurrency: int = DEFAULT_CONCURRENCY
@@ -84,7 +117,7 @@ class ServiceSystem:
         """What was asked."""
         return {
             "kind": "service",
-            "url": self.url,
+            "url": self.address.url,
             "beam_size": self.decoding.beam_size,
             "length_penalty": self.decoding.length_penalty,
         }
@@ -121,7 +154,11 @@ class ServiceSystem:
 
             limits = httpx.Limits(max_connections=self.concurrency)
             async with httpx.AsyncClient(
-                base_url=self.url, timeout=_TIMEOUT_S, limits=limits, transport=self.transport
+                base_url=self.address.url,
+                auth=self.address.credentials,
+                timeout=_TIMEOUT_S,
+                limits=limits,
+                transport=self.transport,
             ) as client:
                 lines = iter(enumerate(testset.sources))
                 tasks = [asyncio.create_task(work(client, lines)) for _ in range(self.concurrency)]
@@ -150,27 +187,27 @@ class ServiceSystem:
                 answer = await client.post("/v1/translate", json=body)
             except httpx.RequestError as error:
                 raise Unavailable(
-                    f"{self.url} does not answer ({type(error).__name__}: {error}); is `dragoman serve` "
-                    "running there?"
+                    f"{self.address.url} does not answer ({type(error).__name__}: {error}); is "
+                    "`dragoman serve` running there?"
                 ) from error
             if answer.status_code not in _RETRYABLE_STATUSES:
                 return self._text(answer, number)
             await self.sleep(_wait_s(answer))
         raise Unavailable(
-            f"{self.url} answered {answer.status_code} to line {number} {MAX_TRIES} times in a row: "
+            f"{self.address.url} answered {answer.status_code} to line {number} {MAX_TRIES} times in a row: "
             f"{_words(answer)}; lower --concurrency, now {self.concurrency}, or try when it is idle"
         )
 
     def _text(self, answer: httpx.Response, number: int) -> _Text:
         if answer.status_code != httpx.codes.OK:
             kind: type[DragomanError] = InvalidRequest if answer.is_client_error else Unavailable
-            raise kind(f"{self.url} answered {answer.status_code} to line {number}: {_words(answer)}")
+            raise kind(f"{self.address.url} answered {answer.status_code} to line {number}: {_words(answer)}")
         try:
             (text,) = _Answer.model_validate_json(answer.content).texts
         except (ValidationError, ValueError) as error:
             raise InvalidRequest(
-                f"{self.url}/v1/translate does not answer as this project's service does; name the address "
-                "of a `dragoman serve`, without a route"
+                f"{self.address.url}/v1/translate does not answer as this project's service does; name the "
+                "address of a `dragoman serve`, without a route"
             ) from error
         return text
 

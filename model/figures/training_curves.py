@@ -27,6 +27,8 @@ _PANELS: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 _LINES = ("-", "--")
 _PANEL_HEIGHT_IN = 2.6
+_LARGEST = 1e100
+"""Matplotlib's own arithmetic overflows not far above."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,8 @@ def read_run(path: Path) -> Run:
             numbers. What is no number (texts, null, nested objects) is not drawn.
 
     Raises:
-        InvalidOption: the file is missing or holds no metrics, or a line is no such object.
+        InvalidOption: the file is missing or holds no metrics, or a line is no such object or holds a number
+            that is not finite.
     """
     file = path / METRICS_NAME if path.is_dir() else path
     try:
@@ -66,14 +69,23 @@ def read_run(path: Path) -> Run:
         try:
             row = json.loads(line)
             step, time_s = float(row["step"]), float(row["time_s"])
-        except (ValueError, KeyError, TypeError) as error:
+            numbers = {
+                name: float(value)
+                for name, value in row.items()
+                if isinstance(value, int | float) and not isinstance(value, bool)
+            }
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
             raise InvalidOption(
                 f"{file}, line {number} is no JSON object with the numbers step and time_s; remove or mend it"
             ) from error
-        for name, value in row.items():
-            is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            if name not in ("step", "time_s") and is_number:
-                series.setdefault(name, []).append((step, time_s, float(value)))
+        for name, value in numbers.items():
+            if not abs(value) <= _LARGEST:  # NaN too
+                raise InvalidOption(
+                    f"{file}, line {number}: {name} is {value}, which no axis can show "
+                    f"(at most {_LARGEST:g}); remove the line"
+                )
+            if name not in ("step", "time_s"):
+                series.setdefault(name, []).append((step, time_s, value))
     if not series:
         raise InvalidOption(
             f"{file} holds no numbers beside step and time_s; wait for the run's first report"

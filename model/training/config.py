@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -250,9 +251,47 @@ class RunConfig(Section):
             )
         if self.training.average_of == "best" and self.dev is None:
             raise ValueError("average_of = 'best' needs a [dev] section")
+        self._check_average()
         names = [source.name for source in self.data.source]
         if len(set(names)) != len(names):
             raise ValueError("two [[data.source]] have the same name")
         if self.distillation is not None and (unknown := set(self.distillation.human) - set(names)):
             raise ValueError(f"[distillation] human names {sorted(unknown)}; the sources are {names}")
+        if ignored := list(self._ignored()):
+            raise ValueError("; ".join(ignored))
         return self
+
+    def _check_average(self) -> None:
+        """Refuse to average more checkpoints than the run will have."""
+        section = self.training
+        every = section.checkpoint_every_steps
+        if section.average_of == "best" and self.dev is not None:
+            every = self.dev.every_steps or section.max_steps
+        num_checkpoints = -(-section.max_steps // every)
+        if section.average > num_checkpoints:
+            raise ValueError(
+                f"training.average is {section.average}, but {section.max_steps} steps with one checkpoint "
+                f"every {every} make {num_checkpoints}; average fewer, or make them more often"
+            )
+
+    def _ignored(self) -> Iterator[str]:
+        """Keys that are given although nothing would look at them."""
+        training, distillation = self.training, self.distillation
+        if "schedule_power" in training.model_fields_set and training.schedule != "linear":
+            yield (
+                f"training.schedule_power is of the linear schedule, and this one is {training.schedule}; "
+                "leave it out"
+            )
+        if distillation is None:
+            return
+        if "label_smoothing" in training.model_fields_set and training.label_smoothing:
+            yield (
+                "training.label_smoothing is for training from text; a teacher's probabilities are smooth "
+                "already; leave it out"
+            )
+        weights = [name for name in distillation.model_fields_set if name.startswith("human_")]
+        if weights and not distillation.human:
+            yield (
+                f"{', '.join(f'distillation.{name}' for name in sorted(weights))}: for the sources that "
+                "`human` names, and it names none; name them, or leave the weights out"
+            )

@@ -1,5 +1,7 @@
 """Scores go into a bundle beside those that were measured in another way."""
 
+import fcntl
+import threading
 from pathlib import Path
 
 import pytest
@@ -7,8 +9,10 @@ import torch
 from tiny_models import tiny_checkpoint, tiny_options
 
 from app.bundle import open_bundle
-from app.bundle.manifest import QualityScore
-from exporters.export import MODEL_CARD_NAME, export_bundle
+from app.bundle.manifest import Manifest, QualityScore
+from app.errors import BundleError
+from exporters import quality
+from exporters.export import MODEL_CARD_NAME, export_bundle, prepare_manifest
 from exporters.model_card import quality_section
 from exporters.quality import add_quality, record_quality
 
@@ -55,6 +59,37 @@ def test_a_score_measured_again_takes_the_place_of_the_old_one(bundle: Path) -> 
     # A length penalty has no say in greedy search.
     add_quality(bundle, [score_of(40.5, length_penalty=0.5), score_of(41.5, beam_size=4)])
     assert [score.bleu for score in open_bundle(bundle).manifest.quality] == [40.5, 41.5]
+
+
+def test_two_that_record_at_once_do_not_drop_each_other_s_scores(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked_for_the_lock = threading.Semaphore(0)
+    others: list[threading.Thread] = []
+    flock = fcntl.flock
+
+    def counted_flock(descriptor: int, operation: int) -> None:
+        asked_for_the_lock.release()
+        flock(descriptor, operation)
+
+    def prepare_while_another_comes(path: Path, manifest: Manifest) -> Path:
+        if not others:
+            others.append(threading.Thread(target=add_quality, args=(bundle, [score_of(41.0, beam_size=4)])))
+            others[0].start()
+            assert asked_for_the_lock.acquire(timeout=20)
+            assert asked_for_the_lock.acquire(timeout=20), "the other one comes while this one writes"
+        return prepare_manifest(path, manifest)
+
+    monkeypatch.setattr(quality.fcntl, "flock", counted_flock)
+    monkeypatch.setattr(quality, "prepare_manifest", prepare_while_another_comes)
+    add_quality(bundle, [score_of(40.0)])
+    others[0].join(timeout=20)
+    assert [score.bleu for score in open_bundle(bundle).manifest.quality] == [40.0, 41.0]
+
+
+def test_a_bundle_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match="nowhere"):
+        add_quality(tmp_path / "nowhere", [score_of(40.0)])
 
 
 def test_the_card_says_how_each_score_was_decoded() -> None:

@@ -6,11 +6,12 @@ from typing import Any
 import httpx
 import pytest
 
-from app.errors import InvalidRequest, Unavailable
-from model.evaluation.service_system import MAX_TRIES, ServiceSystem
+from app.errors import InvalidOption, InvalidRequest, Unavailable
+from model.evaluation.service_system import MAX_TRIES, ServiceAddress, ServiceSystem
 from model.evaluation.system import Decoding, Languages
 from model.evaluation.testset import TestSet
 
+SERVICE = ServiceAddress("http://service")
 LINES = tuple(f"line {number}" for number in range(50))
 TESTSET = TestSet("t", LINES, LINES)
 Handler = Callable[[dict[str, Any]], httpx.Response]
@@ -33,7 +34,7 @@ def system_of(handle: Handler, waits: list[float] | None = None, concurrency: in
 
     return ServiceSystem(
         "s",
-        "http://service",
+        SERVICE,
         Languages("en", "pt"),
         Decoding(4, 0.6),
         concurrency=concurrency,
@@ -74,7 +75,12 @@ async def test_no_more_requests_are_under_way_than_allowed() -> None:
             return answer_of("x")
 
     system = ServiceSystem(
-        "s", "http://service", Languages("en", "pt"), Decoding(), concurrency=5, transport=Counting()
+        "s",
+        SERVICE,
+        Languages("en", "pt"),
+        Decoding(),
+        concurrency=5,
+        transport=Counting(),
     )
     await system._translate(TESTSET)
     assert most == 5
@@ -134,3 +140,60 @@ def test_a_service_that_is_not_there_is_named_with_the_remedy() -> None:
 
     with pytest.raises(Unavailable, match=r"http://service does not answer.*dragoman serve"):
         system_of(handle).translate(TESTSET)
+
+
+@pytest.mark.parametrize(
+    ("text", "url", "credentials"),
+    [
+        ("http://127.0.0.1:8000/", "http://127.0.0.1:8000", None),
+        ("http://[::1]:8000", "http://[::1]:8000", None),
+        ("https://mt.example/behind/a/proxy/", "https://mt.example/behind/a/proxy", None),
+        ("https://ana:geheim@mt.example", "https://mt.example", ("ana", "geheim")),
+        ("https://ana:ge%40heim@mt.example:1/x", "https://mt.example:1/x", ("ana", "ge@heim")),
+    ],
+)
+def test_a_service_s_password_is_no_part_of_what_is_shown_of_its_address(
+    text: str, url: str, credentials: tuple[str, str] | None
+) -> None:
+    address = ServiceAddress.read(text)
+    assert (address.url, address.credentials) == (url, credentials)
+    assert "heim" not in repr(address)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("http://[::1", r"http://\[::1 is no URL"),
+        ("http://host:port", "http://host:port is no URL"),
+        ("http://", "http:// names no host"),
+        ("http://:8000", "http://:8000 names no host"),
+    ],
+)
+def test_what_is_no_url_is_refused_by_its_name(text: str, message: str) -> None:
+    with pytest.raises(InvalidOption, match=message):
+        ServiceAddress.read(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["http://ana:geheim@[::1", "http://ana:geheim@:80", "http://ana:geh/eim@x:y"]
+)
+def test_a_url_that_is_refused_does_not_show_its_password(text: str) -> None:
+    with pytest.raises(InvalidOption) as caught:
+        ServiceAddress.read(text)
+    assert "eim" not in str(caught.value)
+
+
+def test_a_service_behind_a_password_gets_it_with_every_request() -> None:
+    seen = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        seen.append(request.headers.get("Authorization"))
+        return answer_of("x")
+
+    address = ServiceAddress.read("http://ana:geheim@service")
+    system = ServiceSystem(
+        "s", address, Languages("en", "pt"), Decoding(), transport=httpx.MockTransport(answer)
+    )
+    system.translate(TESTSET)
+    assert seen == ["Basic YW5hOmdlaGVpbQ=="] * len(LINES)
+    assert "geheim" not in str(system.facts)

@@ -18,10 +18,11 @@ from app.runtime.request import (
     TranslationRequest,
     TranslationResult,
 )
-from model.evaluation.service_system import ServiceSystem
+from model.evaluation.service_system import ServiceAddress, ServiceSystem
 from model.evaluation.system import Decoding, Languages
 from model.evaluation.testset import TestSet
 
+SERVICE = ServiceAddress("http://service")
 TESTSET = TestSet("t", ("Hi.", "", "Two\u2028lines"), ("x", "y", "z"))
 
 
@@ -64,7 +65,12 @@ async def test_the_client_speaks_the_native_dialect(
         waits.seconds.append(seconds)
 
     system = ServiceSystem(
-        "s", "http://service", Languages("en", "pt"), Decoding(4), sleep=sleep, transport=transport
+        "s",
+        SERVICE,
+        Languages("en", "pt"),
+        Decoding(4),
+        sleep=sleep,
+        transport=transport,
     )
     found = await system._translate(TESTSET)
     assert found.lines == ("HI.", "", "TWO\u2028LINES")
@@ -75,6 +81,6 @@ async def test_the_client_speaks_the_native_dialect(
 
 
 async def test_an_unknown_pair_is_told_in_the_services_words(transport: httpx.ASGITransport) -> None:
-    system = ServiceSystem("s", "http://service", Languages("en", "xx"), Decoding(), transport=transport)
+    system = ServiceSystem("s", SERVICE, Languages("en", "xx"), Decoding(), transport=transport)
     with pytest.raises(InvalidRequest, match="en to xx is not available; available are: en to pt"):
         await system._translate(TESTSET)

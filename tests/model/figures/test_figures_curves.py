@@ -47,6 +47,21 @@ def test_a_line_that_is_no_metric_is_named(line: str, tmp_path: Path) -> None:
         read_run(file)
 
 
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1e308", "-1e101"])
+def test_a_number_that_no_axis_can_show_is_named(value: str, tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    file.write_text(f'{{"step": 1, "time_s": 1, "loss": 3.0}}\n{{"step": 2, "time_s": 2, "loss": {value}}}\n')
+    with pytest.raises(InvalidOption, match=r"line 2: loss is .* remove the line"):
+        read_run(file)
+
+
+def test_a_whole_number_beyond_all_floats_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    file.write_text(f'{{"step": 1, "time_s": 1, "loss": {"9" * 400}}}\n')
+    with pytest.raises(InvalidOption, match="line 1"):
+        read_run(file)
+
+
 def test_a_missing_file_and_an_empty_one_are_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidOption, match="cannot be read"):
         read_run(tmp_path)

@@ -167,6 +167,32 @@ def test_a_value_in_the_place_of_a_section_is_named(tmp_path: Path, section: str
             "[distillation]\nteacher = 't'\nhuman = ['human', 'humon']",
             "human names ['humon']; the sources are ['human']",
         ),
+        (
+            "",
+            "[model]\n[training]\nschedule_power = 2",
+            "schedule_power is of the linear schedule, and this one is inverse_sqrt; leave it out",
+        ),
+        (
+            "",
+            "[distillation]\nteacher = 't'\n[training]\nlabel_smoothing = 0.1",
+            "label_smoothing is for training from text",
+        ),
+        (
+            "",
+            "[distillation]\nteacher = 't'\nhuman_token_weight = 1\nhuman_hidden_weight = 0",
+            "distillation.human_hidden_weight, distillation.human_token_weight: for the sources that",
+        ),
+        (
+            "",
+            "[model]\n[training]\nmax_steps = 250\ncheckpoint_every_steps = 100\naverage = 4",
+            "training.average is 4, but 250 steps with one checkpoint every 100 make 3",
+        ),
+        (
+            "",
+            "[model]\n[training]\nmax_steps = 250\naverage = 2\naverage_of = 'best'\n"
+            "[dev]\nsource_path = 'a'\ntarget_path = 'b'\nevery_steps = 0",
+            "training.average is 2, but 250 steps with one checkpoint every 250 make 1",
+        ),
     ],
 )
 def test_contradictions_are_refused(tmp_path: Path, top: str, more: str, expected: str) -> None:
@@ -181,6 +207,10 @@ def test_contradictions_are_refused(tmp_path: Path, top: str, more: str, expecte
         ("", "[model]\n[distillation]\nteacher = 't'\nfrom_teacher = false"),
         ("initial = 'm'", "[distillation]\nteacher = 't'\nfrom_teacher = false"),
         ("", "[model]\n[vocabulary]\nsize = 500"),
+        ("", "[distillation]\nteacher = 't'\n[training]\nlabel_smoothing = 0"),
+        ("", "[model]\n[training]\nschedule = 'linear'\nschedule_power = 2"),
+        ("", "[model]\n[training]\nmax_steps = 250\ncheckpoint_every_steps = 100\naverage = 3"),
+        ("", "[distillation]\nteacher = 't'\nhuman = ['human']\nhuman_token_weight = 1"),
     ],
 )
 def test_every_way_to_start_is_open(tmp_path: Path, top: str, more: str) -> None:
