@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+TEST_PROCESSES ?= logical --maxprocesses 4
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # Given or not: without them DRAGOMAN_HOST and DRAGOMAN_PORT, or their defaults, hold.
 SERVE_OPTIONS := $(if $(HOST),--host $(HOST)) $(if $(PORT),--port $(PORT))
@@ -38,8 +39,10 @@ check: $(VENV)/.dev ## Lint, formatting and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test: $(VENV)/.dev ## Every test
-	$(BIN)/python -m pytest
+# Where several tests run at once each has a thread; those with real servers and their clocks come after, one by one.
+test: $(VENV)/.dev ## Every test; TEST_PROCESSES=1 runs one at a time
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not live" -n $(TEST_PROCESSES) --dist loadfile
+	$(BIN)/python -m pytest -m live
 
 bench: $(VENV)/.dev ## Our engine beside CTranslate2 on the same weights: STUDENT=file.npz TESTSETS=folder, BENCH_OPTIONS=--quick
 	$(PIP) install ctranslate2==4.8.5

@@ -35,10 +35,10 @@ from typing import TypeVar
 import onnxruntime
 
 from app.errors import DeviceUnavailable, DragomanError
-from app.runtime.cuda_driver import CudaDriver, probe
 from app.runtime.device import Device
-from app.runtime.device_model import DeviceModel, load_device_model
-from app.runtime.device_runner import DeviceRunner
+from app.runtime.gpu.cuda_driver import CudaDriver, probe
+from app.runtime.gpu.model import DeviceModel, load_device_model
+from app.runtime.gpu.runner import DeviceRunner
 from app.runtime.onnx_model import load_model
 from app.runtime.onnx_providers import cuda_provider_fault
 from app.runtime.onnx_runner import OnnxRunner

@@ -14,10 +14,10 @@ from app.decoding.options import DecodingOptions
 from app.decoding.shortlist import Shortlist
 from app.errors import DragomanError, VerificationFailed
 from app.runtime.device import Device
-from app.runtime.device_model import load_device_model
-from app.runtime.device_runner import DeviceRunner
 from app.runtime.entry import Entry, Outcome
 from app.runtime.events import SilentObserver
+from app.runtime.gpu.model import load_device_model
+from app.runtime.gpu.runner import DeviceRunner
 from app.runtime.lane import Lane
 from app.runtime.onnx_model import OnnxModel, load_model
 from app.runtime.onnx_runner import OnnxRunner

@@ -10,7 +10,7 @@ import structlog
 from app.errors import DeviceUnavailable
 from app.observability.metrics import DeviceMemory
 from app.runtime.device_choice import DeviceChoice
-from app.runtime.device_memory import LEDGER
+from app.runtime.gpu.memory import LEDGER
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger("dragoman.serve")
 

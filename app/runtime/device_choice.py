@@ -13,8 +13,8 @@ from typing import Literal
 
 from app.bundle import Bundle, Variant
 from app.errors import BundleUnsupported, DeviceUnavailable
-from app.runtime.cuda_driver import CudaDriver, Gpu, probe
 from app.runtime.device import Device, refuse_contradiction
+from app.runtime.gpu.cuda_driver import CudaDriver, Gpu, probe
 from app.runtime.onnx_providers import CUDA_PROVIDER, InstalledRuntime, cuda_provider_fault, installed_runtime
 
 CPU_VARIANT: Variant = "cpu-int8"

@@ -12,9 +12,9 @@ from app.decoding.options import MAX_BEAM_SIZE
 from app.decoding.shortlist import Shortlist
 from app.errors import BundleCorrupt, BundleUnsupported, DeviceUnavailable, InvalidOption
 from app.runtime.device import Device
-from app.runtime.device_model import DEVICE_VARIANTS, DeviceModel, load_device_model
-from app.runtime.device_runner import DeviceRunner
 from app.runtime.freed_memory import return_freed_memory
+from app.runtime.gpu.model import DEVICE_VARIANTS, DeviceModel, load_device_model
+from app.runtime.gpu.runner import DeviceRunner
 from app.runtime.guidance_of_request import TargetPlan, plan_targets
 from app.runtime.limits_proof import prove_limits
 from app.runtime.onnx_model import OnnxModel, load_model

@@ -151,7 +151,8 @@ class _Decoding:
         number = min(number, len(ids))
         if not number:
             return ids[:0]
-        return ids[self._logits(model, ids).topk(number, dim=1, sorted=False).indices.unique()]
+        places = self._logits(model, ids).topk(number, dim=1, sorted=False).indices  # [tokens, number]
+        return ids[places.unique()]  # type: ignore[no-untyped-call]
 
     def _logits(self, model: Transformer, ids: Tensor) -> Tensor:
         """Over some ids, i64 [N]: f32 [tokens, N]."""

@@ -20,9 +20,9 @@ from app.cli.loading import load_models
 from app.cli.opening import open_reloader
 from app.cli.placement import Placement, place_models, tell_placement
 from app.errors import BundleUnsupported, DeviceUnavailable, SettingsError
-from app.runtime.cuda_driver import CudaDriver, Gpu, GpuMemory
 from app.runtime.device import Device
 from app.runtime.device_choice import DeviceChoice, Surroundings
+from app.runtime.gpu.cuda_driver import CudaDriver, Gpu, GpuMemory
 from app.runtime.onnx_providers import InstalledRuntime
 from app.settings import Settings, available_cores, load_settings
 

@@ -17,10 +17,10 @@ from app.decoding.hypothesis import Hypothesis
 from app.decoding.options import DecodingOptions
 from app.decoding.search import make_search
 from app.runtime.device import Device
-from app.runtime.device_model import load_device_model
-from app.runtime.device_runner import DeviceRunner
 from app.runtime.entry import Entry, Outcome
 from app.runtime.events import SilentObserver
+from app.runtime.gpu.model import load_device_model
+from app.runtime.gpu.runner import DeviceRunner
 from app.runtime.lane import Lane
 from app.runtime.onnx_model import load_model
 from app.runtime.runner import ModelRunner

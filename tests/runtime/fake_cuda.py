@@ -1,4 +1,4 @@
-"""A CUDA driver library in Python: the callables that `app.runtime.cuda_driver` looks up, and no GPU."""
+"""A CUDA driver library in Python: the callables that `app.runtime.gpu.cuda_driver` looks up, and no GPU."""
 
 from __future__ import annotations
 

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
-from app.runtime.device_graphs import CaptureGate
-from app.runtime.device_model import DeviceModel
+from app.runtime.gpu.graphs import CaptureGate
+from app.runtime.gpu.model import DeviceModel
 
 NUM_RUNS_TO_CAPTURE = 3
 

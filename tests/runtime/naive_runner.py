@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from app.runtime.device_model import DeviceModel
+from app.runtime.gpu.model import DeviceModel
 from app.runtime.onnx_runner import row_groups
 from app.runtime.runner import (
     BeamStepInput,

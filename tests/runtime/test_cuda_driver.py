@@ -8,7 +8,7 @@ import pytest
 from fake_cuda import NO_DEVICE, SYSTEM_DRIVER_MISMATCH, UNKNOWN, FakeCuda, FakeGpu
 
 from app.errors import DeviceUnavailable
-from app.runtime.cuda_driver import LIBRARY, Gpu, probe
+from app.runtime.gpu.cuda_driver import LIBRARY, Gpu, probe
 
 
 def load_of(library: FakeCuda) -> Any:

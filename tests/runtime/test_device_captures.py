@@ -15,9 +15,9 @@ from device_guests import CONFIGS, Decoders
 from device_script import KINDS, Script, exactly, group_of
 from fake_device import FakeGpu, on_fake_gpu
 
-from app.runtime.device_graphs import CaptureGate, Succession, Superseded
-from app.runtime.device_memory import PackedTensors
-from app.runtime.device_runner import DeviceRunner
+from app.runtime.gpu.graphs import CaptureGate, Succession, Superseded
+from app.runtime.gpu.memory import PackedTensors
+from app.runtime.gpu.runner import DeviceRunner
 from app.runtime.runner import SearchKind, SourceRow
 
 PATIENCE_S = 30.0

@@ -11,9 +11,9 @@ import pytest
 from fake_cuda import SYSTEM_DRIVER_MISMATCH, FakeCuda, FakeGpu
 
 from app.errors import BundleUnsupported, DeviceUnavailable, DragomanError, SettingsError
-from app.runtime.cuda_driver import CudaDriver, probe
 from app.runtime.device import Device
 from app.runtime.device_choice import Surroundings, choose_devices, require_gpu_graphs
+from app.runtime.gpu.cuda_driver import CudaDriver, probe
 from app.runtime.onnx_providers import InstalledRuntime
 
 GPU_RUNTIME = InstalledRuntime("1.32.0", ("CUDAExecutionProvider", "CPUExecutionProvider"), "13.0")

@@ -22,7 +22,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from app.errors import RequestCancelled, WorkerFailed
-from app.runtime.device_runner import DeviceRunner
+from app.runtime.gpu.runner import DeviceRunner
 from app.runtime.onnx_runner import OnnxRunner
 from app.runtime.runner import SearchKind
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.runtime.device_graphs import MAX_CAPTURE_WAIT_S, CaptureGate, Captures, GraphIds, buckets
+from app.runtime.gpu.graphs import MAX_CAPTURE_WAIT_S, CaptureGate, Captures, GraphIds, buckets
 from app.settings import Settings
 
 PATIENCE_S = 30.0

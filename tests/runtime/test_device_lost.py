@@ -10,9 +10,9 @@ import pytest
 from tiny_models import tiny_checkpoint, tiny_options
 
 from app.runtime.device import Device
-from app.runtime.device_memory import answers
-from app.runtime.device_model import DeviceModel, load_device_model
-from app.runtime.device_runner import DeviceRunner
+from app.runtime.gpu.memory import answers
+from app.runtime.gpu.model import DeviceModel, load_device_model
+from app.runtime.gpu.runner import DeviceRunner
 from app.runtime.runner import DeviceLost, SourceRow
 from exporters.export import export_bundle
 

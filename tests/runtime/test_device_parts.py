@@ -18,14 +18,14 @@ from tiny_models import tiny_texts
 
 from app.bundle import Bundle, open_bundle
 from app.errors import BundleCorrupt, BundleUnsupported, DeviceUnavailable
-from app.runtime import device_model
-from app.runtime.cuda_driver import Gpu, GpuMemory
 from app.runtime.device import Device
-from app.runtime.device_copies import PendingCopies
-from app.runtime.device_memory import MemoryLedger
-from app.runtime.device_model import load_device_model
-from app.runtime.device_runner import DeviceRunner
 from app.runtime.engine import Engine, EngineOptions
+from app.runtime.gpu import model as device_model
+from app.runtime.gpu.copies import PendingCopies
+from app.runtime.gpu.cuda_driver import Gpu, GpuMemory
+from app.runtime.gpu.memory import MemoryLedger
+from app.runtime.gpu.model import load_device_model
+from app.runtime.gpu.runner import DeviceRunner
 from app.runtime.onnx_model import session_options
 from app.runtime.onnx_providers import InstalledRuntime
 from app.runtime.request import TranslationRequest

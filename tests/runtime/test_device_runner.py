@@ -20,9 +20,9 @@ from naive_runner import NaiveRunner
 
 from app.errors import DeviceUnavailable
 from app.runtime.device import Device
-from app.runtime.device_buffers import DeviceBuffers, plan_buffers
-from app.runtime.device_memory import LEDGER
-from app.runtime.device_runner import DeviceRunner
+from app.runtime.gpu.buffers import DeviceBuffers, plan_buffers
+from app.runtime.gpu.memory import LEDGER
+from app.runtime.gpu.runner import DeviceRunner
 from app.runtime.onnx_runner import OnnxRunner
 from app.runtime.runner import (
     RowGroup,

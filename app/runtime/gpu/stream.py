@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import onnxruntime
 
-from app.runtime.device_graphs import Succession
-from app.runtime.device_model import DeviceModel
+from app.runtime.gpu.graphs import Succession
+from app.runtime.gpu.model import DeviceModel
 
 _NOT_CAPTURED = -1
 

@@ -11,11 +11,11 @@ import numpy as np
 import onnxruntime
 
 from app.errors import DeviceUnavailable
-from app.runtime.device_copies import PendingCopies, RowCopies
-from app.runtime.device_graphs import Captures, buckets
-from app.runtime.device_memory import LEDGER, Array, DeviceTensor, PackedTensors, TensorSpec
-from app.runtime.device_model import DeviceModel
-from app.runtime.device_stream import DeviceStream
+from app.runtime.gpu.copies import PendingCopies, RowCopies
+from app.runtime.gpu.graphs import Captures, buckets
+from app.runtime.gpu.memory import LEDGER, Array, DeviceTensor, PackedTensors, TensorSpec
+from app.runtime.gpu.model import DeviceModel
+from app.runtime.gpu.stream import DeviceStream
 from app.runtime.onnx_model import step_session
 from app.runtime.runner import Int64Array, LogitAdjustments, RowGroup, SearchKind, SourceRow
 

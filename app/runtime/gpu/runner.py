@@ -9,11 +9,11 @@ from contextlib import contextmanager
 import numpy as np
 
 from app.errors import DeviceUnavailable
-from app.runtime.device_buffers import DeviceBuffers, plan_buffers
-from app.runtime.device_graphs import Superseded, current_thread
-from app.runtime.device_memory import answers
-from app.runtime.device_model import DeviceModel
-from app.runtime.device_stream import DeviceStream, enter_thread
+from app.runtime.gpu.buffers import DeviceBuffers, plan_buffers
+from app.runtime.gpu.graphs import Superseded, current_thread
+from app.runtime.gpu.memory import answers
+from app.runtime.gpu.model import DeviceModel
+from app.runtime.gpu.stream import DeviceStream, enter_thread
 from app.runtime.memory_shortage import lacks_memory
 from app.runtime.onnx_runner import row_groups_of
 from app.runtime.runner import (

@@ -13,10 +13,10 @@ import onnxruntime
 
 from app.bundle import Bundle, Manifest, Variant
 from app.errors import BundleCorrupt, BundleUnsupported, DeviceUnavailable
-from app.runtime import cuda_driver
 from app.runtime.device import Device
-from app.runtime.device_graphs import GATE, CaptureGate, Succession
-from app.runtime.device_memory import LEDGER
+from app.runtime.gpu import cuda_driver
+from app.runtime.gpu.graphs import GATE, CaptureGate, Succession
+from app.runtime.gpu.memory import LEDGER
 from app.runtime.onnx_model import (
     TensorDims,
     check_encoder,
