@@ -64,11 +64,10 @@ def add_quality(path: Path, scores: Sequence[QualityScore]) -> Bundle:
 @contextmanager
 def _sole_writer(path: Path) -> Iterator[None]:
     """Wait for whoever else records scores in the bundle: each would drop the other's."""
-    try:
-        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError:
-        yield  # no folder, which opening the bundle says better
+    if not path.is_dir():
+        yield  # there is nothing to guard, and opening the bundle says so
         return
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)
         yield
