@@ -130,7 +130,10 @@ class OutputPlace:
 
     def _refuse_leftovers(self) -> None:
         if os.path.lexists(self.output) and not self._force:
-            raise InvalidOption(f"{self.output} exists; name another file, or pass --force to replace it")
+            done = " (an output is made when it is whole: there is nothing to resume)" if self._resume else ""
+            raise InvalidOption(
+                f"{self.output} exists{done}; name another file, or pass --force to replace it"
+            )
         if self.partial.exists() and not (self._resume or self._force):
             raise InvalidOption(
                 f"{self.partial} is left from an interrupted run; pass --resume to go on with it, "

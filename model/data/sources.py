@@ -47,6 +47,16 @@ class SourceConfig(BaseModel):
     reverse: bool = False
 
     @model_validator(mode="after")
+    def _two_files_have_no_columns(self) -> SourceConfig:
+        given = sorted({"source_column", "target_column"} & self.model_fields_set)
+        if self.target_path is not None and given:
+            raise ValueError(
+                f"{' and '.join(given)} name columns of a table, and target_path says that the two sides are "
+                "files of plain lines; leave one or the other out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _columns_exist(self) -> SourceConfig:
         try:
             self.text()

@@ -90,6 +90,10 @@ def evaluate_command(
     concurrency: Annotated[
         int, typer.Option(min=1, max=1024, help="Requests under way at a service.")
     ] = DEFAULT_CONCURRENCY,
+    key_file: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="File that holds the API key of the services, on a line of its own."),
+    ] = None,
     samples: Annotated[
         int, typer.Option(min=100, max=100_000, help="Samples of the paired bootstrap.")
     ] = DEFAULT_NUM_SAMPLES,
@@ -115,7 +119,10 @@ def evaluate_command(
     ]
     if max_lines is not None:
         testsets = [part.first(max_lines) for part in testsets]
-    opened = [_Described.read(text) for text in systems]
+    key = None if key_file is None else _key(key_file)
+    opened = [_Described.read(text, key=key) for text in systems]
+    if key is not None and all(part.address is None for part in opened):
+        raise InvalidOption("--key-file is for services, and no URL is given; leave it out, or name one")
     languages = _languages(opened, source, target)
     decodings = [Decoding(size, length_penalty) for size in beam_size or (DEFAULT_BEAM_SIZE,)]
     expanded = _expand(
@@ -158,7 +165,7 @@ class _Described:
     path: Path | None = None
 
     @classmethod
-    def read(cls, text: str) -> _Described:
+    def read(cls, text: str, *, key: str | None) -> _Described:
         """Tell which kind it is.
 
         Raises:
@@ -167,7 +174,7 @@ class _Described:
         """
         name, value = _split(text)
         if value.startswith(("http://", "https://")):
-            return cls(name, address=ServiceAddress.read(value))
+            return cls(name, address=ServiceAddress.read(value, key=key))
         path = Path(value)
         if (path / MANIFEST_NAME).is_file():
             # Its files are checked by `dragoman translate`, which reads them.
@@ -182,6 +189,17 @@ class _Described:
                 f"NAME={value}"
             )
         return cls(name, path=path)
+
+
+def _key(path: Path) -> str:
+    """The API key in a file; a command line would show it to every user of the machine."""
+    try:
+        key = path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidOption(f"--key-file {path} cannot be read as a key ({type(error).__name__})") from None
+    if not key or not key.isprintable() or " " in key:
+        raise InvalidOption(f"--key-file {path} does not hold one key; write the key alone into it")
+    return key
 
 
 def _split(text: str) -> tuple[str | None, str]:

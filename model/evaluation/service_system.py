@@ -63,14 +63,20 @@ class ServiceAddress:
     Attributes:
         url: without the route, and without a password: it is printed and kept.
         credentials: user name and password for whoever guards it, or None.
+        key: the service's API key, or None.
     """
 
     url: str
     credentials: tuple[str, str] | None = field(default=None, repr=False)
+    key: str | None = field(default=None, repr=False)
 
     @classmethod
-    def read(cls, text: str) -> ServiceAddress:
+    def read(cls, text: str, *, key: str | None = None) -> ServiceAddress:
         """Read `http://[USER:PASSWORD@]HOST[:PORT][/PATH]`.
+
+        Args:
+            text: the URL.
+            key: the service's API key.
 
         Raises:
             InvalidOption: it is no such URL; the message does not repeat what may be a password.
@@ -85,7 +91,12 @@ class ServiceAddress:
         if not url.host:
             raise InvalidOption(f"{shown} names no host; write http://HOST:PORT")
         credentials = (url.username, url.password) if url.userinfo else None
-        return cls(str(url.copy_with(username=None, password=None)).rstrip("/"), credentials)
+        return cls(str(url.copy_with(username=None, password=None)).rstrip("/"), credentials, key)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What every request carries; `Authorization` is the credentials' place."""
+        return {} if self.key is None else {"X-API-Key": self.key}
 
 
 @dataclass(frozen=True)
@@ -156,6 +167,7 @@ class ServiceSystem:
             async with httpx.AsyncClient(
                 base_url=self.address.url,
                 auth=self.address.credentials,
+                headers=self.address.headers,
                 timeout=_TIMEOUT_S,
                 limits=limits,
                 transport=self.transport,

@@ -47,14 +47,17 @@ class RunState:
     judged_by: str = ""
 
     def best_steps(self, count: int) -> list[int]:
-        """The steps of the best evaluations, the best first; of equals the earlier."""
-        ranked = sorted(self.evaluations, key=lambda evaluation: (-evaluation[1], evaluation[0]))
+        """The steps of the best evaluations, the best first; of equals the later, trained longer."""
+        ranked = sorted(self.evaluations, key=lambda evaluation: (-evaluation[1], -evaluation[0]))
         return [step for step, _ in ranked[:count]]
 
     def evaluations_since_best(self) -> int:
-        """How many evaluations came after the best one."""
-        best = self.best_steps(1)
-        return sum(step > best[0] for step, _ in self.evaluations) if best else 0
+        """How many evaluations came after the best one; to equal it is no improvement."""
+        if not self.evaluations:
+            return 0
+        best = max(value for _, value in self.evaluations)
+        first = min(step for step, value in self.evaluations if value == best)
+        return sum(step > first for step, _ in self.evaluations)
 
 
 @dataclass(frozen=True)

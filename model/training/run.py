@@ -111,6 +111,8 @@ def _run(config: RunConfig, around: Surroundings, *, overfit: bool) -> Path:
     folder = config.output / MODEL
     if around.processes.is_first:
         save_model(_saved_model(config, model, trainer, vocabulary, given), folder)
+        if config.training.average > 1:
+            around.say(f"the model is the mean of the weights after steps {_listed(trainer.result_steps())}")
         _write_summary(config, trainer, stream, sources)
     around.processes.wait()
     return folder
@@ -239,6 +241,10 @@ def _saved_model(
     )
 
 
+def _listed(steps: Sequence[int]) -> str:
+    return ", ".join(f"{step:,}" for step in steps)
+
+
 def _write_summary(
     config: RunConfig, trainer: Trainer, stream: BatchStream, sources: Sequence[WeightedSource]
 ) -> None:
@@ -252,6 +258,7 @@ def _write_summary(
         "pairs": [len(source.pairs) for source in sources],
         "passes": [round(passes, 2) for passes in stream.passes()],
         "evaluations": state.evaluations,
+        "result_steps": trainer.result_steps(),
     }
     path = config.output / SUMMARY
     path.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")

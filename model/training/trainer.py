@@ -142,19 +142,24 @@ class Trainer:
                 metrics.say(f"the dev set has not improved for {self._patience()} evaluations: done")
 
     def result(self) -> dict[str, Tensor]:
-        """The weights of the run: those of its last or best checkpoints, averaged.
+        """The weights of the run: those of the checkpoints of `result_steps`, averaged."""
+        folder = self._folder / CHECKPOINTS
+        steps = self.result_steps()
+        return averaged_weights([path for path in checkpoints_of(folder) if step_of(path) in steps])
+
+    def result_steps(self) -> list[int]:
+        """The steps whose weights make the result, ascending: the run's last or best checkpoints.
 
         The last are those that were due and the one at the end: where the run was interrupted and went on
         makes no difference.
 
         Without a judge, as in a run that learns one batch by heart, none is the best, and the last are taken.
         """
-        found = checkpoints_of(self._folder / CHECKPOINTS)
+        found = [step_of(path) for path in checkpoints_of(self._folder / CHECKPOINTS)]
         if self._section.average_of == "best" and self._judge is not None:
             best = self._state.best_steps(self._section.average)
-            return averaged_weights([path for path in found if step_of(path) in best])
-        regular = [path for path in found if self._is_regular(step_of(path))]
-        return averaged_weights(regular[-self._section.average :])
+            return [step for step in found if step in best]
+        return [step for step in found if self._is_regular(step)][-self._section.average :]
 
     def _is_regular(self, step: int) -> bool:
         """Whether every run of this configuration has a checkpoint there, interrupted or not."""
@@ -272,8 +277,9 @@ class Trainer:
         checkpoint = load_checkpoint(path)
         if checkpoint.state.fingerprint != self._state.fingerprint:
             raise CheckpointError(
-                f"{path} was made with other data, sizes or another seed; go on with the configuration that "
-                "it was made with, or name another output"
+                f"{path} was made with other data or weights of sources, another seed, batch_tokens, "
+                "accumulate or number of processes; go on with the configuration that it was made with, or "
+                "name another output"
             )
         try:
             self._model.load_state_dict(checkpoint.weights, strict=True)

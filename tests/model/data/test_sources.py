@@ -95,6 +95,8 @@ def test_a_source_reads_as_it_stands_in_a_configuration(tmp_path: Path) -> None:
         {"where": {"one": ["x"]}},
         {"where": {"1": []}},
         {"target_path": "b", "where": {"1": ["x"]}},
+        {"target_path": "b", "target_column": 7},
+        {"target_path": "b", "source_column": 1},
         {"wieght": 1},
     ],
 )

@@ -136,6 +136,9 @@ def test_mistakes_are_named_before_any_work(
     damaged = tmp_path / "damaged"
     damaged.mkdir()
     (damaged / "manifest.json").write_text("{")
+    empty, key = tmp_path / "empty", tmp_path / "key"
+    empty.write_text("\n")
+    key.write_text("dk_1\n")
     for arguments, words in (
         (["absent"], "neither a bundle's folder, nor a URL, nor a file"),
         ([ready], "ready translations need a name: NAME="),
@@ -148,6 +151,10 @@ def test_mistakes_are_named_before_any_work(
         ([f"mine={ready}", "--record"], "--record is for bundles"),
         ([bundle, "--record", "--max-lines", 1], "leave out --max-lines or --record"),
         ([bundle, "--json", tmp_path / "no" / "j"], "is not a folder"),
+        ([service, "--key-file", tmp_path / "no-key"], "no-key cannot be read as a key"),
+        ([service, "--key-file", damaged], "damaged cannot be read as a key"),
+        ([service, "--key-file", empty], "empty does not hold one key; write the key alone"),
+        ([bundle, "--key-file", key], "--key-file is for services, and no URL is given"),
     ):
         with pytest.raises(InvalidOption, match=words):
             run(*arguments, testset)

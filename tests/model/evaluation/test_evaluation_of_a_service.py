@@ -197,3 +197,19 @@ def test_a_service_behind_a_password_gets_it_with_every_request() -> None:
     system.translate(TESTSET)
     assert seen == ["Basic YW5hOmdlaGVpbQ=="] * len(LINES)
     assert "geheim" not in str(system.facts)
+
+
+def test_an_api_key_goes_with_every_request_beside_a_password() -> None:
+    seen = set()
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        seen.add((request.headers["X-API-Key"], request.headers["Authorization"]))
+        return answer_of("x")
+
+    address = ServiceAddress.read("http://ana:geheim@service", key="dk_1")
+    system = ServiceSystem(
+        "s", address, Languages("en", "pt"), Decoding(), transport=httpx.MockTransport(answer)
+    )
+    system.translate(TESTSET)
+    assert seen == {("dk_1", "Basic YW5hOmdlaGVpbQ==")}
+    assert "dk_1" not in f"{system.facts} {system!r}"

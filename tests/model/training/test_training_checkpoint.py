@@ -159,9 +159,9 @@ def test_checkpoints_of_different_models_are_not_averaged(tmp_path: Path) -> Non
         averaged_weights([])
 
 
-def test_the_best_evaluations_come_first_and_of_equals_the_earlier() -> None:
+def test_the_best_evaluations_come_first_and_of_equals_the_later() -> None:
     state = state_at(50, evaluations=((10, -3.0), (20, -1.0), (30, -2.0), (40, -1.0), (50, -4.0)))
-    assert state.best_steps(3) == [20, 40, 30]
+    assert state.best_steps(3) == [40, 20, 30]
     assert state.evaluations_since_best() == 3
     assert state_at(1).best_steps(2) == []
     assert state_at(1).evaluations_since_best() == 0

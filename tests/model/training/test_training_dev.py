@@ -229,6 +229,7 @@ def test_the_best_checkpoints_are_kept_and_averaged(
     trainer.run()
     found = [step_of(path) for path in checkpoints_of(tmp_path / "run" / "checkpoints")]
     assert set(found) >= {4, 8, 12}
+    assert trainer.result_steps() == [4, 8]
     for name, tensor in trainer.result().items():
         torch.testing.assert_close(tensor, (saved[4][name] + saved[8][name]) / 2)
 
