@@ -86,9 +86,10 @@ bundles: $(VENV)/.dev ## Make the shipped bundles anew from MARIAN, the models f
 	$(BIN)/dragoman export marian $(MARIAN)/pten-* --source pt --target en --id firefox-pt-en --out .bundles.new/pt-en \
 		--licence MPL-2.0 --facts exporters/facts/firefox_translations.json \
 		--variants cpu-int8,cpu-fp32,cuda-fp16
-	rm -rf app/bundles/en-pt app/bundles/pt-en
+	mkdir .bundles.new/before
+	for pair in en-pt pt-en; do if [ -e app/bundles/$$pair ]; then mv app/bundles/$$pair .bundles.new/before/; fi; done
 	mv .bundles.new/en-pt .bundles.new/pt-en app/bundles/
-	rmdir .bundles.new
+	rm -rf .bundles.new
 
 image-test: ## Build the container images, run them and test them; of the cuda one without its large libraries
 	bash docker/image_test.sh cpu

@@ -18,7 +18,12 @@ from model.evaluation.bundle_system import BundleSystem
 from model.evaluation.evaluation import TestSetOutcome, evaluate, quality_scores
 from model.evaluation.ready_system import ReadySystem
 from model.evaluation.report import as_json, print_tables
-from model.evaluation.service_system import DEFAULT_CONCURRENCY, ServiceAddress, ServiceSystem
+from model.evaluation.service_system import (
+    DEFAULT_CONCURRENCY,
+    ServiceAddress,
+    ServiceSystem,
+    without_password,
+)
 from model.evaluation.significance import DEFAULT_NUM_SAMPLES
 from model.evaluation.system import (
     DEFAULT_BEAM_SIZE,
@@ -173,7 +178,7 @@ class _Described:
             BundleError: it is a bundle that cannot be opened.
         """
         name, value = _split(text)
-        if value.startswith(("http://", "https://")):
+        if "://" in value:
             return cls(name, address=ServiceAddress.read(value, key=key))
         path = Path(value)
         if (path / MANIFEST_NAME).is_file():
@@ -181,7 +186,8 @@ class _Described:
             return cls(name, bundle=open_bundle(path, verify=False))
         if not path.exists():
             raise InvalidOption(
-                f"{value} is neither a bundle's folder, nor a URL, nor a file of translations"
+                f"{without_password(value)} is neither a bundle's folder, nor a URL, nor a file of "
+                "translations"
             )
         if name is None:
             raise InvalidOption(

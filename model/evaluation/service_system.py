@@ -24,6 +24,8 @@ _TIMEOUT_S = 300.0
 _MAX_WAIT_S = 60.0
 _DEFAULT_WAIT_S = 1.0
 _RETRYABLE_STATUSES = frozenset({httpx.codes.TOO_MANY_REQUESTS, httpx.codes.SERVICE_UNAVAILABLE})
+_MAX_PORT = 65_535
+_REMEDY = "write http://HOST:PORT"
 _SPEED_COVERS = "from the first request to the last answer over HTTP"
 
 
@@ -56,6 +58,15 @@ class _ErrorAnswer(BaseModel):
     error: _ErrorDetail
 
 
+def without_password(text: str) -> str:
+    """What of an address may be shown: where it holds an @, only what follows the last one."""
+    before, separator, after = text.rpartition("@")
+    if not separator:
+        return text
+    scheme, separator, _ = before.partition("://")
+    return f"{scheme}://…@{after}" if separator and scheme.isalpha() else f"…@{after}"
+
+
 @dataclass(frozen=True)
 class ServiceAddress:
     """Where a service is.
@@ -81,15 +92,25 @@ class ServiceAddress:
         Raises:
             InvalidOption: it is no such URL; the message does not repeat what may be a password.
         """
-        shown = re.sub(r"//.*@", "//", text)
+        shown = without_password(text)
         try:
             url = httpx.URL(text)
         except (httpx.InvalidURL, ValueError) as error:
             # httpx's own words may repeat a part of it.
             reason = f" ({error})" if shown == text else ""
-            raise InvalidOption(f"{shown} is no URL{reason}; write http://HOST:PORT") from None
+            raise InvalidOption(f"{shown} is no URL{reason}; {_REMEDY}") from None
+        if url.scheme not in ("http", "https"):
+            raise InvalidOption(f"{shown} is no address of a service; {_REMEDY}")
+        if "@" in url.path or url.query or url.fragment:
+            # Half of a password, where a sign of it ends the name of the host.
+            raise InvalidOption(
+                f"{re.split('[?#]', shown)[0]} goes on behind its path, or a password holds a sign that "
+                f"ends it; {_REMEDY}, with /, ?, # and @ of a password or a path as %2F, %3F, %23 and %40"
+            )
         if not url.host:
-            raise InvalidOption(f"{shown} names no host; write http://HOST:PORT")
+            raise InvalidOption(f"{shown} names no host; {_REMEDY}")
+        if url.port is not None and not 0 < url.port <= _MAX_PORT:
+            raise InvalidOption(f"{shown} names port {url.port}; the last is {_MAX_PORT}")
         credentials = (url.username, url.password) if url.userinfo else None
         return cls(str(url.copy_with(username=None, password=None)).rstrip("/"), credentials, key)
 
@@ -163,15 +184,7 @@ class ServiceSystem:
                     num_target_tokens += sum(segment.num_target_tokens for segment in text.segments)
                     advance()
 
-            limits = httpx.Limits(max_connections=self.concurrency)
-            async with httpx.AsyncClient(
-                base_url=self.address.url,
-                auth=self.address.credentials,
-                headers=self.address.headers,
-                timeout=_TIMEOUT_S,
-                limits=limits,
-                transport=self.transport,
-            ) as client:
+            async with self._client() as client:
                 lines = iter(enumerate(testset.sources))
                 tasks = [asyncio.create_task(work(client, lines)) for _ in range(self.concurrency)]
                 try:
@@ -183,6 +196,23 @@ class ServiceSystem:
         elapsed_s = time.perf_counter() - started_s
         speed = Speed(elapsed_s, len(found), num_target_tokens, _SPEED_COVERS)
         return Translations(tuple(found[index] for index in range(len(testset.sources))), speed)
+
+    def _client(self) -> httpx.AsyncClient:
+        try:
+            return httpx.AsyncClient(
+                base_url=self.address.url,
+                auth=self.address.credentials,
+                headers=self.address.headers,
+                timeout=_TIMEOUT_S,
+                limits=httpx.Limits(max_connections=self.concurrency),
+                transport=self.transport,
+            )
+        except (httpx.InvalidURL, ValueError, ImportError) as error:
+            # The address itself was read before; the words may hold a proxy's password.
+            raise InvalidOption(
+                "the proxy that HTTP_PROXY, HTTPS_PROXY or ALL_PROXY names cannot be used "
+                f"({type(error).__name__}); mend it, or name the service's host in NO_PROXY"
+            ) from None
 
     async def _line(self, client: httpx.AsyncClient, line: str, *, number: int) -> _Text:
         body = {

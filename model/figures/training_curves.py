@@ -49,11 +49,12 @@ def read_run(path: Path) -> Run:
 
     Args:
         path: a run's folder or its metrics.jsonl: on each line a JSON object with "step" and "time_s" and any
-            numbers. What is no number (texts, null, nested objects) is not drawn.
+            numbers. What is no number (texts, null, nested objects) is not drawn; NaN and
+            infinities, as a run that went wrong leaves them, are gaps.
 
     Raises:
         InvalidOption: the file is missing or holds no metrics, or a line is no such object or holds a number
-            that is not finite.
+            that no axis can show.
     """
     file = path / METRICS_NAME if path.is_dir() else path
     try:
@@ -68,24 +69,25 @@ def read_run(path: Path) -> Run:
             continue
         try:
             row = json.loads(line)
-            step, time_s = float(row["step"]), float(row["time_s"])
             numbers = {
                 name: float(value)
                 for name, value in row.items()
                 if isinstance(value, int | float) and not isinstance(value, bool)
             }
-        except (ValueError, KeyError, TypeError, OverflowError) as error:
+            step, time_s = numbers.pop("step"), numbers.pop("time_s")
+        except (ValueError, KeyError, AttributeError, OverflowError, RecursionError) as error:
             raise InvalidOption(
                 f"{file}, line {number} is no JSON object with the numbers step and time_s; remove or mend it"
             ) from error
-        for name, value in numbers.items():
-            if not abs(value) <= _LARGEST:  # NaN too
+        for name, value in {"step": step, "time_s": time_s, **numbers}.items():
+            is_gap = not math.isfinite(value) and name in numbers
+            if not is_gap and not abs(value) <= _LARGEST:  # NaN too
                 raise InvalidOption(
                     f"{file}, line {number}: {name} is {value}, which no axis can show "
                     f"(at most {_LARGEST:g}); remove the line"
                 )
-            if name not in ("step", "time_s"):
-                series.setdefault(name, []).append((step, time_s, value))
+            if name in numbers:
+                series.setdefault(name, []).append((step, time_s, math.nan if is_gap else value))
     if not series:
         raise InvalidOption(
             f"{file} holds no numbers beside step and time_s; wait for the run's first report"

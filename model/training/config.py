@@ -16,6 +16,7 @@ from model.training.schedule import Schedule
 
 Precision = Literal["auto", "float32", "bfloat16"]
 Count = Annotated[int, Field(ge=1)]
+SampleSize = Annotated[int, Field(ge=0, le=1_000_000)]
 MAX_TOKENS = 4096
 """Of a side: the longest that `dragoman export trained` makes a bundle for."""
 HEAD_MULTIPLE = 8
@@ -76,6 +77,15 @@ class VocabularySection(Section):
     user_symbols: tuple[str, ...] = ()
     max_sentences: Count = 1_000_000
 
+    @model_validator(mode="after")
+    def _is_given_or_trained(self) -> VocabularySection:
+        if self.path is not None and (others := sorted(self.model_fields_set - {"path"})):
+            raise ValueError(
+                f"path is given, so that no vocabulary is trained and nothing looks at {', '.join(others)}; "
+                "leave one or the other out"
+            )
+        return self
+
 
 class DevSection(Section):
     """Sentences that judge the model while it trains, never trained on.
@@ -102,6 +112,15 @@ class DevSection(Section):
     def _bleu_needs_decoding(self) -> DevSection:
         if self.stop_by == "bleu" and not self.decode:
             raise ValueError("stop_by = 'bleu' needs decode = true")
+        return self
+
+    @model_validator(mode="after")
+    def _patience_needs_evaluations(self) -> DevSection:
+        if self.patience and not self.every_steps:
+            raise ValueError(
+                f"patience = {self.patience} counts evaluations, and every_steps = 0 has one at the end "
+                "alone; give every_steps, or leave patience out"
+            )
         return self
 
 
@@ -208,9 +227,19 @@ class DistillationSection(Section):
     human_token_weight: Annotated[float, Field(ge=0)] = 1.0
     human_hidden_weight: Annotated[float, Field(ge=0)] = 0.0
     human: tuple[str, ...] = ()
-    teacher_best: Annotated[int, Field(ge=0)] = 8
-    sampled_candidates: Annotated[int, Field(ge=0)] = 3000
-    sampled_others: Annotated[int, Field(ge=0)] = 500
+    teacher_best: SampleSize = 8
+    sampled_candidates: SampleSize = 3000
+    sampled_others: SampleSize = 500
+
+    @model_validator(mode="after")
+    def _teaches(self) -> DistillationSection:
+        for prefix in ("", "human_") if self.human else ("",):
+            names = [f"{prefix}{part}_weight" for part in ("divergence", "token", "hidden")]
+            if not any(getattr(self, name) for name in names):
+                raise ValueError(
+                    f"{', '.join(names)} are all 0, so that nothing is learnt; give one a weight"
+                )
+        return self
 
 
 class RunConfig(Section):

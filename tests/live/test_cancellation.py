@@ -14,6 +14,8 @@ from running_service import ENDLESS, StepLog, running_service
 
 from app.runtime.engine import Engine
 
+pytestmark = pytest.mark.live
+
 MAX_STEPS = 2
 NUM_TRIALS = 7
 """The median of so many: a machine that is busy with others may hold up any single one."""

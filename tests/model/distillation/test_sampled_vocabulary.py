@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ import torch
 from model.data.batches import Batch, padded_batch
 from model.distillation.objective import Distillation, LossWeights
 from model.distillation.sampled_vocabulary import SampledVocabulary
+from model.training import run
+from model.training.config import RunConfig
 from model.transformer import Transformer
 
 ModelMaker = Callable[..., Transformer]
@@ -104,3 +107,36 @@ def test_more_of_the_best_than_there_are_words_takes_all_of_them(make_model: Mod
         for num_best in (0, 1000)
     )
     assert likeliest.total.item() == pytest.approx(every.total.item(), rel=1e-6)
+
+
+def test_what_competes_follows_from_the_configuration(make_model: ModelMaker) -> None:
+    config = RunConfig.model_validate(
+        {
+            "source": "en",
+            "target": "pt",
+            "output": "run",
+            "initial": "m",
+            "seed": 4,
+            "data": {"source": [{"name": "a", "path": "a"}]},
+            "distillation": {
+                "teacher": "t",
+                "from_teacher": False,
+                "teacher_best": 3,
+                "sampled_candidates": 5,
+                "sampled_others": 7,
+            },
+        }
+    )
+    teacher = SimpleNamespace(
+        model=SimpleNamespace(module=lambda: make_model(decoder_cell="ssru")), candidates=shortlist
+    )
+    objective = run._objective(
+        config,
+        make_model(),
+        teacher,  # type: ignore[arg-type]
+        ["a"],
+        SimpleNamespace(),  # type: ignore[arg-type]
+        overfit=False,
+    )
+    assert isinstance(objective, Distillation)
+    assert objective._vocabulary == SampledVocabulary(V, shortlist, 3, 5, 7, seed=4)

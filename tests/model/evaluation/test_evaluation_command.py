@@ -141,6 +141,7 @@ def test_mistakes_are_named_before_any_work(
     key.write_text("dk_1\n")
     for arguments, words in (
         (["absent"], "neither a bundle's folder, nor a URL, nor a file"),
+        (["ana:geheim@host:8000"], "^…@host:8000 is neither"),
         ([ready], "ready translations need a name: NAME="),
         ([tmp_path], "holds no manifest.json"),
         ([service], "name the languages with --source and --target; the bundles' are not known"),

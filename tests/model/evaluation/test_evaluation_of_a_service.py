@@ -147,6 +147,7 @@ def test_a_service_that_is_not_there_is_named_with_the_remedy() -> None:
     [
         ("http://127.0.0.1:8000/", "http://127.0.0.1:8000", None),
         ("http://[::1]:8000", "http://[::1]:8000", None),
+        ("HTTP://127.0.0.1:8000", "http://127.0.0.1:8000", None),
         ("https://mt.example/behind/a/proxy/", "https://mt.example/behind/a/proxy", None),
         ("https://ana:geheim@mt.example", "https://mt.example", ("ana", "geheim")),
         ("https://ana:ge%40heim@mt.example:1/x", "https://mt.example:1/x", ("ana", "ge@heim")),
@@ -167,20 +168,46 @@ def test_a_service_s_password_is_no_part_of_what_is_shown_of_its_address(
         ("http://host:port", "http://host:port is no URL"),
         ("http://", "http:// names no host"),
         ("http://:8000", "http://:8000 names no host"),
+        ("http://host:99999", "http://host:99999 names port 99999; the last is 65535"),
+        ("ftp://host", "ftp://host is no address of a service"),
+        ("s=http://host", "s=http://host is no address of a service"),
+        ("http://host/?key=geheim", "http://host/ goes on behind its path"),
+        ("http://host/x#geheim", "http://host/x goes on behind its path"),
     ],
 )
 def test_what_is_no_url_is_refused_by_its_name(text: str, message: str) -> None:
-    with pytest.raises(InvalidOption, match=message):
+    with pytest.raises(InvalidOption, match=message) as caught:
         ServiceAddress.read(text)
+    assert "heim" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    "text", ["http://ana:geheim@[::1", "http://ana:geheim@:80", "http://ana:geh/eim@x:y"]
+    "user", ["ana:geheim", "ana:ge\nheim", "ana:1/geheim", "ana:1#geheim", "ana:1?geheim"]
 )
-def test_a_url_that_is_refused_does_not_show_its_password(text: str) -> None:
+@pytest.mark.parametrize(
+    "text", ["http://{}@[::1", "http://{}@:80", "http://{}@x:y", "ftp://{}@x", "a b=http://{}@x"]
+)
+def test_a_url_that_is_refused_does_not_show_its_password(text: str, user: str) -> None:
     with pytest.raises(InvalidOption) as caught:
+        ServiceAddress.read(text.format(user))
+    assert "heim" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["http://ana:1/geheim@x", "http://ana:1#geheim@x", "http://ana:1?geheim@x"])
+def test_a_password_with_a_sign_that_ends_it_is_no_path(text: str) -> None:
+    with pytest.raises(InvalidOption, match=r"http://…@x goes on behind its path, .* as %2F"):
         ServiceAddress.read(text)
-    assert "eim" not in str(caught.value)
+
+
+@pytest.mark.parametrize("proxy", ["http://ana:geheim@[::1", "socks9://ana:geheim@h:1"])
+def test_a_proxy_that_cannot_be_used_is_named_without_its_password(
+    proxy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ALL_PROXY", proxy)
+    system = ServiceSystem("s", SERVICE, Languages("en", "pt"), Decoding())
+    with pytest.raises(InvalidOption, match="the proxy that HTTP_PROXY") as caught:
+        system.translate(TESTSET)
+    assert "geheim" not in str(caught.value)
 
 
 def test_a_service_behind_a_password_gets_it_with_every_request() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from app.errors import InvalidOption
@@ -38,7 +40,19 @@ def test_a_line_that_is_still_being_written_is_left_for_the_next_time(tmp_path: 
     assert read_run(file).series == {"loss": [(1.0, 1.0, 3.0)]}
 
 
-@pytest.mark.parametrize("line", ["{", "[1]", '"a"', '{"step": 1}', '{"step": "x", "time_s": 1}', "3"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{",
+        "[1]",
+        '"a"',
+        '{"step": 1}',
+        '{"step": "1", "time_s": 1}',
+        '{"step": true, "time_s": 1}',
+        "3",
+        "[" * 100_000,
+    ],
+)
 def test_a_line_that_is_no_metric_is_named(line: str, tmp_path: Path) -> None:
     file = write(tmp_path / "metrics.jsonl", {"step": 1, "time_s": 1, "loss": 3.0})
     with file.open("a") as stream:
@@ -47,12 +61,31 @@ def test_a_line_that_is_no_metric_is_named(line: str, tmp_path: Path) -> None:
         read_run(file)
 
 
-@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1e308", "-1e101"])
-def test_a_number_that_no_axis_can_show_is_named(value: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "numbers", ['"loss": 1e308', '"loss": -1e101', '"loss": 1, "step": NaN', '"time_s": Infinity']
+)
+def test_a_number_that_no_axis_can_show_is_named(numbers: str, tmp_path: Path) -> None:
     file = tmp_path / "metrics.jsonl"
-    file.write_text(f'{{"step": 1, "time_s": 1, "loss": 3.0}}\n{{"step": 2, "time_s": 2, "loss": {value}}}\n')
-    with pytest.raises(InvalidOption, match=r"line 2: loss is .* remove the line"):
+    file.write_text(
+        f'{{"step": 1, "time_s": 1, "loss": 3.0}}\n{{"step": 2, "time_s": 2, "loss": 3.0, {numbers}}}\n'
+    )
+    with pytest.raises(InvalidOption, match=r"line 2: (loss|step|time_s) is .* remove the line"):
         read_run(file)
+
+
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity"])
+def test_what_a_run_that_went_wrong_leaves_is_a_gap(value: str, tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    file.write_text(
+        "".join(
+            f'{{"step": {step}, "time_s": {step}, "loss": {loss}}}\n'
+            for step, loss in enumerate((3, value, 2), start=1)
+        )
+    )
+    run = read_run(file)
+    assert [math.isnan(loss) for _, _, loss in run.series["loss"]] == [False, True, False]
+    (line,) = draw_curves([run]).axes[0].get_lines()
+    assert np.isnan(line.get_ydata()).tolist() == [False, True, False]
 
 
 def test_a_whole_number_beyond_all_floats_is_named(tmp_path: Path) -> None:

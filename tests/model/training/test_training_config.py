@@ -169,6 +169,28 @@ def test_a_value_in_the_place_of_a_section_is_named(tmp_path: Path, section: str
         ),
         (
             "",
+            "[model]\n[vocabulary]\npath = 'v'\nsize = 500\nbyte_fallback = true",
+            "nothing looks at byte_fallback, size; leave one or the other out",
+        ),
+        (
+            "",
+            "[model]\n[dev]\nsource_path = 'a'\ntarget_path = 'b'\nevery_steps = 0\npatience = 2",
+            "patience = 2 counts evaluations",
+        ),
+        (
+            "",
+            "[distillation]\nteacher = 't'\ndivergence_weight = 0\ntoken_weight = 0\nhidden_weight = 0",
+            "divergence_weight, token_weight, hidden_weight are all 0",
+        ),
+        (
+            "",
+            "[distillation]\nteacher = 't'\nhuman = ['human']\n"
+            "human_divergence_weight = 0\nhuman_token_weight = 0",
+            "human_divergence_weight, human_token_weight, human_hidden_weight are all 0",
+        ),
+        ("", "[distillation]\nteacher = 't'\nsampled_others = 100000000", "sampled_others is 100000000"),
+        (
+            "",
             "[model]\n[training]\nschedule_power = 2",
             "schedule_power is of the linear schedule, and this one is inverse_sqrt; leave it out",
         ),
