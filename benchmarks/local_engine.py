@@ -15,6 +15,7 @@ from app.decoding.options import DecodingOptions
 from app.decoding.search import make_search
 from app.decoding.shortlist import Shortlist
 from app.errors import DragomanError, WorkerFailed
+from app.runtime.engine_options import COMPANY, MAX_HELD_STEPS
 from app.runtime.entry import Entry, Outcome
 from app.runtime.events import RuntimeObserver, SilentObserver
 from app.runtime.lane import Lane
@@ -213,6 +214,8 @@ class LocalEngine:
             OnnxRunner(self.model, max_rows=self._max_rows),
             max_admission_tokens=_MAX_ADMISSION_TOKENS,
             min_newcomers=max(1, self._max_rows // 4),
+            company=COMPANY,
+            max_held_steps=MAX_HELD_STEPS,
             observer=self._observer,
         )
 
