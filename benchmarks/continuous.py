@@ -2,14 +2,15 @@
 
     python -m benchmarks.continuous --testsets DIR [--bundle DIR] [--share 0.8] [--json FILE]
 
-Measured is the engine below asyncio (benchmarks/local_engine.py), not the service: the offline rate that sets
-the pace then comes from the very same code, and what is left is what arriving unsorted and unannounced costs.
-What HTTP, segmentation and tokenisation add is measured by benchmarks.service.
+Measured is the engine below asyncio (benchmarks/local_engine.py), not the service: the rate that sets the
+pace then comes from the very same code, and what is left is what arriving unannounced costs. What HTTP,
+segmentation and tokenisation add is measured by benchmarks.service.
 
-Arrivals are a Poisson process with a fixed seed. The same sentences are also translated longest first, all
-at once (the offline rate); in order of arrival, all at once (what is left of it when unsorted work never runs
-out); and one at a time (their unloaded latency). At 80 % the pace itself limits the tokens a second, so the
-paced run is judged by its latency and by the tokens it makes of a CPU second.
+Arrivals are a Poisson process with a fixed seed. What the engine can do, its capacity, is the rate of sentences
+in random order where work never runs out. The sentences that arrive are also translated longest first, all at
+once (the offline rate); in order of arrival, all at once; and one at a time (their unloaded latency). At 80 %
+the pace itself limits the tokens a second, so the paced run is judged by its latency and by the tokens it
+makes of a CPU second.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ _SEED = 7
 _NUM_DISTINCT = 200
 """Distinct sentences; each one's unloaded latency is measured, so that it can be compared with itself."""
 _DURATION_S = 40.0
-_NUM_WARM_UP = 24
+_NUM_FULL_PASSES = 5
+"""Over the distinct sentences, to find the capacity: long enough that beginning and end count for little."""
 _NUM_UNLOADED_RUNS = 2
 _ANSWER_LIMIT_S = 120.0
 
@@ -60,6 +62,7 @@ class ContinuousFigures:
     """What was measured; rates in target tokens.
 
     Attributes:
+        capacity_per_s: sentences a second, in random order, where work never runs out.
         num_arrivals: sentences of each run.
         sorted_offline: all at once, longest first.
         unsorted_offline: all at once, in order of arrival.
@@ -70,6 +73,7 @@ class ContinuousFigures:
         latency: by source length, under the paced load.
     """
 
+    capacity_per_s: float
     num_arrivals: int
     sorted_offline: Run
     unsorted_offline: Run
@@ -120,13 +124,11 @@ class ContinuousBenchmark:
 
         Args:
             sources: distinct sentences, in random order.
-            share: of the offline rate at which they arrive.
+            share: of the capacity at which they arrive.
             duration_s: seconds of arrivals.
         """
-        self._all_at_once(sources[:_NUM_WARM_UP])
-        sorted_sources = sorted(sources, key=len, reverse=True)
-        sentences_per_s = len(sources) / self._all_at_once(sorted_sources).wall_s
-        arrivals = _draw(sources, rate_per_s=share * sentences_per_s, duration_s=duration_s)
+        capacity_per_s = self._capacity_per_s(sources)
+        arrivals = _draw(sources, rate_per_s=share * capacity_per_s, duration_s=duration_s)
         in_order = [arrival.source for arrival in arrivals]
         sorted_offline = self._all_at_once(sorted(in_order, key=len, reverse=True))
         unsorted_offline = self._all_at_once(in_order)
@@ -137,6 +139,7 @@ class ContinuousBenchmark:
             for source, latency_s in zip(in_order, loaded_s, strict=True)
         ]
         return ContinuousFigures(
+            capacity_per_s=capacity_per_s,
             num_arrivals=len(arrivals),
             sorted_offline=sorted_offline,
             unsorted_offline=unsorted_offline,
@@ -146,6 +149,12 @@ class ContinuousBenchmark:
             paced_cpu_share=_cpu_rate(paced) / _cpu_rate(sorted_offline),
             latency=by_bucket(samples),
         )
+
+    def _capacity_per_s(self, sources: Sequence[Sequence[int]]) -> float:
+        """The better of two runs: the first also touches memory that the runner has reserved."""
+        choice = random.Random(_SEED)
+        mixed = [source for _ in range(_NUM_FULL_PASSES) for source in choice.sample(sources, len(sources))]
+        return max(len(mixed) / self._all_at_once(mixed).wall_s for _ in range(2))
 
     def _all_at_once(self, sources: Sequence[Sequence[int]]) -> Run:
         def work() -> int:
@@ -207,7 +216,10 @@ def _cpu_rate(run: Run) -> float:
 
 
 def _table(figures: ContinuousFigures) -> str:
-    lines = [f"{figures.num_arrivals} arrivals            tokens/s  tokens/CPU-s  of sorted offline"]
+    lines = [
+        f"capacity: {figures.capacity_per_s:.0f} sentences/s",
+        f"{figures.num_arrivals} arrivals            tokens/s  tokens/CPU-s  of sorted offline",
+    ]
     for name, run, share in (
         ("longest first, all at once", figures.sorted_offline, 1.0),
         ("as they arrive, all at once", figures.unsorted_offline, figures.unsorted_share),
@@ -236,7 +248,7 @@ def main() -> None:
     )
     parser.add_argument("--testsets", type=Path, required=True, help="folder with flores200-dev")
     parser.add_argument("--bundle", type=Path, default=default_directory() / "en-pt", help="an EN-PT bundle")
-    parser.add_argument("--share", type=float, default=0.8, help="of the offline rate")
+    parser.add_argument("--share", type=float, default=0.8, help="of the capacity")
     parser.add_argument("--duration", type=float, default=_DURATION_S, help="seconds of arrivals")
     parser.add_argument("--beams", type=int, default=1)
     parser.add_argument("--no-shortlist", action="store_true")
@@ -254,7 +266,7 @@ def main() -> None:
     use_shortlist = manifest.shortlist is not None and not arguments.no_shortlist
     print(
         f"{machine.line()}\n{manifest.id}, {arguments.beams} beam(s), {arguments.threads} thread(s), "
-        f"{'with' if use_shortlist else 'without'} shortlist, at {arguments.share:.0%} of the offline rate\n",
+        f"{'with' if use_shortlist else 'without'} shortlist, at {arguments.share:.0%} of the capacity\n",
         flush=True,
     )
     engine = LocalEngine.open(
