@@ -7,10 +7,10 @@ pace then comes from the very same code, and what is left is what arriving unann
 segmentation and tokenisation add is measured by benchmarks.service.
 
 Arrivals are a Poisson process with a fixed seed. What the engine can do, its capacity, is the rate of
-sentences in random order where work never runs out. The sentences that arrive are also translated longest first, all at
-once (the offline rate); in order of arrival, all at once; and one at a time (their unloaded latency). At 80 %
-the pace itself limits the tokens a second, so the paced run is judged by its latency and by the tokens it
-makes of a CPU second.
+sentences in random order where work never runs out. The sentences that arrive are also translated longest
+first, all at once (the offline rate); in order of arrival, all at once; and one at a time (their unloaded
+latency). At 80 % the pace itself limits the tokens a second, so the paced run is judged by its latency and by
+the tokens it makes of a CPU second.
 """
 
 from __future__ import annotations
