@@ -35,7 +35,8 @@ from app.cli.terminal import has_hung_up
 from app.cli.version import installed_version
 from app.errors import DragomanError
 from app.observability import Metrics, configure_logging, num_lines_dropped
-from app.observability.tracing import Tracer, open_tracer
+from app.observability.tracer_choice import open_tracer
+from app.observability.tracing import Tracer
 from app.runtime.served_model import ServedModel
 from app.settings import Settings
 

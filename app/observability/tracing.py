@@ -1,7 +1,7 @@
 """Traces: which request a log line belongs to, and, where switched on, spans for OpenTelemetry.
 
 Spans are made after the fact from the timestamps that the engine takes anyway: no step of decoding knows of
-them. Nothing of OpenTelemetry is imported by this file; `open_tracer` does so where tracing is on.
+them. Nothing of OpenTelemetry is imported by this file; `tracer_choice` does so where tracing is on.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from app.errors import SettingsError
 from app.observability.trace_context import TraceContext, new_trace, parse_traceparent
 from app.runtime.request import Timings, TranslationResult
 
@@ -108,27 +107,6 @@ class _PlainTrace:
 
     def finish(self, *, route: str, status: int) -> None:
         """Ignore."""
-
-
-def open_tracer(*, enabled: bool, version: str) -> Tracer:
-    """The tracer that the settings ask for.
-
-    Where spans go, how many and with which names of service and host, the standard variables say:
-    ``OTEL_EXPORTER_OTLP_ENDPOINT``, ``OTEL_TRACES_SAMPLER``, ``OTEL_SERVICE_NAME`` and their kin.
-
-    Raises:
-        SettingsError: tracing is on and the OpenTelemetry SDK is not installed.
-    """
-    if not enabled:
-        return PlainTracer()
-    try:
-        from app.observability.opentelemetry_tracer import OpenTelemetryTracer
-    except ImportError as error:
-        raise SettingsError(
-            f"DRAGOMAN_TRACING is on, but {error.name or 'OpenTelemetry'} is not installed; install "
-            "dragoman[otel], or turn tracing off"
-        ) from error
-    return OpenTelemetryTracer.to_collector(version=version)
 
 
 def stages_of(timings: Timings) -> tuple[Stage, ...]:

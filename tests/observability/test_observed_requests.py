@@ -18,7 +18,8 @@ from app.api import ApiOptions, create_app
 from app.errors import SettingsError, WorkerFailed
 from app.observability import Metrics, configure_logging
 from app.observability.trace_context import parse_traceparent
-from app.observability.tracing import PlainTracer, open_tracer
+from app.observability.tracer_choice import open_tracer
+from app.observability.tracing import PlainTracer
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 SECRET = "a secret sentence"
@@ -147,7 +148,7 @@ async def test_warnings_of_translations_are_counted_by_code(
 def test_a_tracer_that_is_off_needs_no_library() -> None:
     assert isinstance(open_tracer(enabled=False, version="1"), PlainTracer)
     program = (
-        "import sys, app.observability.tracing as t; t.open_tracer(enabled=False, version='1');"
+        "import sys, app.observability.tracer_choice as t; t.open_tracer(enabled=False, version='1');"
         "print([name for name in sys.modules if name.startswith('opentelemetry')])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
