@@ -205,6 +205,8 @@ class DistillationSection(Section):
     Attributes:
         teacher: a bundle or a model folder with the same vocabulary.
         from_teacher: whether the student starts as the teacher, self-attention in the place of a recurrence.
+        fit_steps: steps before the first one, in which each such self-attention alone learns to imitate the
+            recurrence; see `model.distillation.recurrence`.
         divergence_weight: of KL(teacher || student) on pairs whose target the teacher made.
         token_weight: of the target token's cross-entropy on such pairs.
         hidden_weight: of the squared difference of hidden states on such pairs.
@@ -220,6 +222,7 @@ class DistillationSection(Section):
 
     teacher: Path
     from_teacher: bool = True
+    fit_steps: Annotated[int, Field(ge=0)] = 400
     divergence_weight: Annotated[float, Field(ge=0)] = 1.0
     token_weight: Annotated[float, Field(ge=0)] = 0.2
     hidden_weight: Annotated[float, Field(ge=0)] = 1.0
@@ -317,6 +320,11 @@ class RunConfig(Section):
             yield (
                 "training.label_smoothing is for training from text; a teacher's probabilities are smooth "
                 "already; leave it out"
+            )
+        if "fit_steps" in distillation.model_fields_set and not distillation.from_teacher:
+            yield (
+                "distillation.fit_steps is for a student that starts as its teacher, and from_teacher is "
+                "false; leave one or the other out"
             )
         weights = [name for name in distillation.model_fields_set if name.startswith("human_")]
         if weights and not distillation.human:

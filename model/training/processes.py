@@ -62,6 +62,12 @@ class Processes:
         distributed.broadcast(flag, src=0)
         return bool(flag)
 
+    def share(self, tensors: Sequence[Tensor]) -> None:
+        """Give all processes the first one's values, in place."""
+        if self.count > 1:
+            for tensor in tensors:
+                distributed.broadcast(tensor, src=0)
+
     def wait(self) -> None:
         """Until all are here."""
         if self.count > 1:

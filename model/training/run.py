@@ -21,6 +21,7 @@ from model.saved_model import SavedModel, save_model
 from model.training.config import DistillationSection, RunConfig
 from model.training.data import prepared_sources
 from model.training.dev import DevSet
+from model.training.imitation import has_recurrences_to_imitate, imitate_teacher
 from model.training.objective import LabelSmoothing, Objective
 from model.training.processes import Processes
 from model.training.run_lock import sole_run
@@ -91,6 +92,10 @@ def _run(config: RunConfig, around: Surroundings, *, overfit: bool) -> Path:
     names = [source.name for source in config.data.source]
     if overfit:
         sources, names = _first_batch(config, sources, names)
+    if given.teacher is not None:
+        teacher = given.teacher.model.module().to(around.device)
+        if has_recurrences_to_imitate(config, teacher):
+            imitate_teacher(config, model, teacher, sources, around.processes, say=around.say)
     stream = BatchStream(sources, max_tokens=config.training.batch_tokens, seed=config.seed)
     trainer = Trainer(
         model,

@@ -205,6 +205,11 @@ def test_a_value_in_the_place_of_a_section_is_named(tmp_path: Path, section: str
             "distillation.human_hidden_weight, distillation.human_token_weight: for the sources that",
         ),
         (
+            "initial = 'm'",
+            "[distillation]\nteacher = 't'\nfrom_teacher = false\nfit_steps = 5",
+            "distillation.fit_steps is for a student that starts as its teacher",
+        ),
+        (
             "",
             "[model]\n[training]\nmax_steps = 250\ncheckpoint_every_steps = 100\naverage = 4",
             "training.average is 4, but 250 steps with one checkpoint every 100 make 3",

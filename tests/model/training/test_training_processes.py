@@ -48,6 +48,11 @@ def are_equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
+def test_what_the_first_process_shares_all_have(together: Path) -> None:
+    for of_process in weights_of(together, "shared"):
+        assert torch.equal(of_process["own"], torch.ones(3))
+
+
 def test_two_processes_end_with_the_weights_of_one(
     make_trainer: TrainerMaker, tmp_path: Path, together: Path
 ) -> None:

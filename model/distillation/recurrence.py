@@ -1,0 +1,242 @@
+"""Self-attention that begins as the recurrence (SSRU) of a teacher's decoder layer.
+
+What both have in common is a mean over the positions so far. The recurrence weighs them channel by channel,
+``c_t = f_t c_{t-1} + (1 - f_t) W x_t``: a channel with a small forget gate f keeps the last position alone,
+one with a large f many. Attention weighs them head by head. So a head takes channels of similar gates, its
+values are their candidates W x, and it looks about as far back as they do (`start_as_recurrence`). Then each
+attention alone, between inputs and outputs of the teacher's sub-layer, is fitted by gradients
+(`imitate_recurrences`): a step of that is cheap, since it goes back through nothing else.
+
+How far back a position lies must be read off the inputs. In the first layer these are word embeddings plus
+position codes, and the embeddings are the larger part: a query and a key that take the codes' dimensions as
+they are see the words, of which each is most like itself, and every head looks at its own position alone,
+so sharply that no gradient ever moves it. Therefore the waves are read by the linear map of least squares,
+which goes where the words vary little.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from model.attention import CausalSelfAttention
+from model.data.batches import Batch
+from model.layers import DecoderLayer
+from model.ssru import SSRU
+from model.training.schedule import learning_rate_share
+from model.transformer import Transformer
+
+_SLOWEST, _FASTEST = 0.03, 0.9
+"""Radians per position of the waves that positions are read as: periods of 209 to 7 positions."""
+_FARTHEST = 2.0
+"""Positions back that a head looks at most at the start; its gradients take it from there."""
+_PEAK = 6.4
+"""The score of the position that a head looks at, if all waves could be read without error."""
+_NOISE = 0.05
+_RIDGE = 1e-3
+_SAMPLE_TOKENS = 40_000
+_SAMPLE_POSITIONS = 64
+_WARMUP_STEPS = 50
+_CLIP_NORM = 1.0
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What comes into one decoder layer of a teacher.
+
+    Attributes:
+        inputs: f32 [N, d].
+        positions: f32 [N], of each input in its target.
+    """
+
+    inputs: Tensor
+    positions: Tensor
+
+
+@dataclass(frozen=True)
+class LayerFit:
+    """How near an attention comes to its recurrence, seen after the layer's norm.
+
+    Attributes:
+        error: mean squared difference per component.
+        variance: of what is imitated, per component.
+    """
+
+    error: float
+    variance: float
+
+
+@torch.no_grad()
+def start_as_recurrence(attention: CausalSelfAttention, cell: SSRU, sample: Sample) -> None:
+    """Set an attention's weights such that its heads look about as far back as the recurrence's channels.
+
+    Channels are sorted by their mean forget gate f and dealt out to the heads in this order; values are
+    their candidates W x, and the output projection puts each channel back in its place. The recurrence
+    weighs position t - k by (1 - f) f^k, k = f / (1 - f) on average, which is where the head looks first:
+    with waves of frequencies w, of which the key has ``(cos w s, sin w s)`` and the query the same turned by
+    ``w k``, the product is ``cos(w (t - k - s))``, largest at s = t - k (Vaswani et al. 2017, section 3.5: a
+    shift is a rotation). Both are read off the inputs by least squares. A little of the random
+    initialisation stays, so that training can tell the heads' dimensions apart.
+
+    Args:
+        attention: of the student; changed in place.
+        cell: of the teacher, as wide.
+        sample: of the layer's inputs.
+    """
+    d_model, num_heads = cell.candidate.in_features, attention.num_heads
+    head_size = d_model // num_heads
+    num_waves = head_size // 2
+    gates = torch.sigmoid(cell.forget(sample.inputs)).mean(dim=0)  # [d]
+    channels = gates.argsort()  # [d]
+    attention.value.weight.copy_(cell.candidate.weight[channels])
+    attention.output.weight.zero_()
+    attention.output.weight[channels, torch.arange(d_model, device=channels.device)] = 1.0
+    for projection in (attention.query, attention.key):
+        projection.weight.mul_(_NOISE)
+    for projection in (attention.query, attention.key, attention.value, attention.output):
+        nn.init.zeros_(projection.bias)
+
+    frequencies = torch.logspace(math.log10(_SLOWEST), math.log10(_FASTEST), num_waves).to(gates)  # [waves]
+    weight, bias = _reader(sample, frequencies)  # [waves, 2, d], [waves, 2]
+    # A product of head_size / 2 waves over sqrt(head_size) is to be the peak.
+    gain = math.sqrt(_PEAK * math.sqrt(head_size) / num_waves)
+    for head, gate in enumerate(gates[channels].view(num_heads, head_size).mean(dim=1).tolist()):
+        rows = slice(head * head_size, head * head_size + 2 * num_waves)
+        turn = _rotation(frequencies * min(gate / (1.0 - gate), _FARTHEST))  # [waves, 2, 2]
+        attention.key.weight[rows] += gain * weight.flatten(0, 1)
+        attention.key.bias[rows] += gain * bias.flatten()
+        attention.query.weight[rows] += gain * (turn @ weight).flatten(0, 1)
+        attention.query.bias[rows] += gain * (turn @ bias[:, :, None]).flatten()
+
+
+def _reader(sample: Sample, frequencies: Tensor) -> tuple[Tensor, Tensor]:
+    """Inputs to cos and sin of their positions' waves, linearly: weight [waves, 2, d], bias [waves, 2]."""
+    angles = sample.positions[:, None] * frequencies  # [N, waves]
+    waves = torch.stack([angles.cos(), angles.sin()], dim=2).flatten(1)  # [N, 2 * waves]
+    mean, wave_mean = sample.inputs.mean(dim=0), waves.mean(dim=0)
+    centred = sample.inputs - mean  # [N, d]
+    covariance = centred.T @ centred / len(centred)  # [d, d]
+    ridge = _RIDGE * covariance.diagonal().mean() * torch.eye(len(covariance)).to(covariance)
+    correlation = centred.T @ (waves - wave_mean) / len(centred)  # [d, 2 * waves]
+    weight = torch.linalg.solve(covariance + ridge, correlation).T  # [2 * waves, d]
+    bias = wave_mean - weight @ mean
+    return weight.reshape(len(frequencies), 2, -1), bias.reshape(len(frequencies), 2)
+
+
+def _rotation(angles: Tensor) -> Tensor:
+    """What turns (cos a, sin a) into (cos(a - angle), sin(a - angle)): [waves, 2, 2]."""
+    cosines, sines = angles.cos(), angles.sin()
+    return torch.stack([torch.stack([cosines, sines], 1), torch.stack([-sines, cosines], 1)], 1)
+
+
+def imitate_recurrences(
+    student: Transformer,
+    teacher: Transformer,
+    batches: Iterator[Batch],
+    *,
+    steps: int,
+    learning_rate: float = 3e-3,
+    on_step: Callable[[int, Sequence[LayerFit]], None] = lambda *_: None,
+) -> None:
+    """Make the decoder self-attentions of a student that is otherwise its teacher's copy.
+
+    Args:
+        student: from `model.distillation.initialisation.student_of`; its self-attentions and their norms are
+            changed in place.
+        teacher: with SSRU and post-norm, on the same device.
+        batches: endless.
+        steps: of AdamW after the start, each with one batch for all layers; 0 leaves it at the start.
+        learning_rate: the peak; it rises over some steps and falls linearly to 0.
+        on_step: told after each step its number, from 1, and how near the layers came on its batch.
+    """
+    layers = [
+        _Layer(cast(DecoderLayer, mine), cast(DecoderLayer, theirs))
+        for mine, theirs in zip(student.decoder, teacher.decoder, strict=True)
+    ]
+    for layer, sample in zip(layers, _samples(teacher, batches), strict=True):
+        start_as_recurrence(layer.mine.self_attention, layer.theirs.cell, sample)
+    parameters = [
+        [*layer.mine.self_attention.parameters(), *layer.mine.self_norm.parameters()] for layer in layers
+    ]
+    adamw = torch.optim.AdamW(
+        [{"params": group} for group in parameters], betas=(0.9, 0.98), weight_decay=0.0
+    )
+    for step, batch in enumerate(islice(batches, steps), start=1):
+        rate = learning_rate * learning_rate_share(
+            step, schedule="linear", warmup_steps=min(_WARMUP_STEPS, steps), max_steps=steps
+        )
+        fits = []
+        for layer, inputs in zip(layers, _layer_inputs(teacher, batch), strict=True):
+            error, variance = layer.error(inputs, batch.target_mask)
+            error.backward()  # type: ignore[no-untyped-call]
+            fits.append(LayerFit(float(error.detach()), variance))
+        for group, learnt in zip(adamw.param_groups, parameters, strict=True):
+            group["lr"] = rate
+            nn.utils.clip_grad_norm_(learnt, _CLIP_NORM)
+        adamw.step()
+        adamw.zero_grad(set_to_none=True)
+        on_step(step, fits)
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """A layer of the student and the teacher's."""
+
+    mine: DecoderLayer
+    theirs: DecoderLayer
+
+    def error(self, inputs: Tensor, mask: Tensor) -> tuple[Tensor, float]:
+        """Of the student's sub-layer on the teacher's inputs [B, T, d] at real tokens, bool [B, T].
+
+        Returns:
+            The mean squared difference with its gradient, and the variance of the teacher's outputs.
+        """
+        with torch.no_grad():
+            wanted = _after_norm(self.theirs, inputs)[mask]  # [tokens, d]
+        error = (_after_norm(self.mine, inputs)[mask] - wanted).square().mean()
+        return error, float(wanted.var(dim=0, unbiased=False).mean())
+
+
+def _after_norm(layer: DecoderLayer, inputs: Tensor) -> Tensor:
+    """What a post-norm layer's first sub-layer makes of a whole target: [B, T, d] -> [B, T, d]."""
+    outputs, _ = layer.causal.advance(inputs, layer.causal.start(len(inputs)))
+    return layer.leave(inputs, outputs, layer.self_norm)
+
+
+@torch.no_grad()
+def _layer_inputs(teacher: Transformer, batch: Batch) -> list[Tensor]:
+    """What comes into each decoder layer of a teacher-forced pass, each [B, T, d]."""
+    inputs: list[Tensor] = []
+    handles = [
+        layer.register_forward_pre_hook(lambda _, arguments: inputs.append(arguments[0]))
+        for layer in teacher.decoder
+    ]
+    try:
+        cross = teacher.cross_keys_values(teacher.encode(batch.source_ids, batch.source_mask))
+        state = teacher.initial_state(len(batch.target_ids))
+        teacher.decode(teacher.shift_right(batch.target_ids), state, cross, batch.source_mask)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return inputs
+
+
+def _samples(teacher: Transformer, batches: Iterator[Batch]) -> list[Sample]:
+    """Some inputs of each decoder layer, from the beginning of targets."""
+    inputs: list[list[Tensor]] = [[] for _ in teacher.decoder]
+    positions: list[Tensor] = []
+    while sum(map(len, positions)) < _SAMPLE_TOKENS:
+        batch = next(batches)
+        mask = batch.target_mask.clone()  # [B, T]
+        mask[:, _SAMPLE_POSITIONS:] = False
+        places = torch.arange(mask.shape[1], device=mask.device).expand_as(mask)  # [B, T]
+        positions.append(places[mask].float())
+        for gathered, of_layer in zip(inputs, _layer_inputs(teacher, batch), strict=True):
+            gathered.append(of_layer[mask].float())
+    return [Sample(torch.cat(gathered), torch.cat(positions)) for gathered in inputs]
