@@ -31,11 +31,26 @@ class TestSet:
 
 
 def load(folder: Path, name: str, *, source: str, target: str) -> TestSet:
-    """Read ``NAME.en`` and ``NAME.pt_BR`` of a folder."""
-    sources, references = (
-        (folder / f"{name}.{_SUFFIX[code]}").read_text(encoding="utf-8").rstrip("\n").split("\n")
-        for code in (source, target)
-    )
+    """Read ``NAME.en`` and ``NAME.pt_BR`` of a folder.
+
+    Raises:
+        SystemExit: a file cannot be read, or the two do not have equally many lines.
+    """
+    sources, references = (_lines(folder / f"{name}.{_SUFFIX[code]}") for code in (source, target))
     if len(sources) != len(references):
-        raise ValueError(f"{name}: {len(sources)} source lines but {len(references)} references")
+        raise SystemExit(
+            f"{folder / name} has {len(sources)} source lines and {len(references)} references; mend the "
+            "files"
+        )
     return TestSet(name, source, target, sources, references)
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").rstrip("\n").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise SystemExit(
+            f"{path} cannot be read ({reason}); name a folder with {' and '.join(NAMES)}, each as .en and "
+            ".pt_BR"
+        ) from error

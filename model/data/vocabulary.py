@@ -124,6 +124,7 @@ def train_vocabulary(texts: Iterable[str], options: VocabularyOptions) -> bytes:
         reason = str(error).rsplit("] ", 1)[-1].strip()
         raise InvalidOption(
             f"no vocabulary of {options.num_pieces} pieces can be made of {len(chosen):,} sentences: "
-            f"{reason or 'SentencePiece gives no reason'}"
+            f"{reason or 'SentencePiece gives no reason'} (in a configuration, [vocabulary] size; on the "
+            "command line, --num-pieces)"
         ) from error
     return written.getvalue()

@@ -24,6 +24,8 @@ _TIMEOUT_S = 300.0
 _MAX_WAIT_S = 60.0
 _DEFAULT_WAIT_S = 1.0
 _RETRYABLE_STATUSES = frozenset({httpx.codes.TOO_MANY_REQUESTS, httpx.codes.SERVICE_UNAVAILABLE})
+_KEY_STATUSES = frozenset({httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN})
+_KEY_REMEDY = "; name a file with the service's API key by --key-file"
 _MAX_PORT = 65_535
 _REMEDY = "write http://HOST:PORT"
 _SPEED_COVERS = "from the first request to the last answer over HTTP"
@@ -243,7 +245,10 @@ class ServiceSystem:
     def _text(self, answer: httpx.Response, number: int) -> _Text:
         if answer.status_code != httpx.codes.OK:
             kind: type[DragomanError] = InvalidRequest if answer.is_client_error else Unavailable
-            raise kind(f"{self.address.url} answered {answer.status_code} to line {number}: {_words(answer)}")
+            remedy = _KEY_REMEDY if answer.status_code in _KEY_STATUSES else ""
+            raise kind(
+                f"{self.address.url} answered {answer.status_code} to line {number}: {_words(answer)}{remedy}"
+            )
         try:
             (text,) = _Answer.model_validate_json(answer.content).texts
         except (ValidationError, ValueError) as error:

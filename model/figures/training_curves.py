@@ -104,7 +104,13 @@ def panels_of(runs: Sequence[Run]) -> list[tuple[str, tuple[str, ...]]]:
         if shown := tuple(metric for metric in metrics if metric in present):
             panels.append((label, shown))
             present -= set(shown)
-    return panels + [(metric, (metric,)) for metric in sorted(present)]
+    return panels + [(_as_text(metric), (metric,)) for metric in sorted(present)]
+
+
+def _as_text(name: str) -> str:
+    """A name that may hold anything, such that a figure shows it as it is and not as a formula."""
+    text = name.encode("utf-8", "backslashreplace").decode("utf-8").replace("$", r"\$")
+    return f" {text}" if text.startswith("_") else text  # which Matplotlib keeps out of legends
 
 
 @house_style()
@@ -137,7 +143,7 @@ def draw_curves(runs: Sequence[Run], *, against: TimeAxis = "step", metrics: Seq
                     continue
                 x = [step if against == "step" else time_s / 3600 for step, time_s, _ in points]
                 y = [value for _, _, value in points]
-                shown = f"{run.name}: {metric}" if len(names) > 1 else run.name
+                shown = _as_text(f"{run.name}: {metric}" if len(names) > 1 else run.name)
                 # A single point has no line, and few points are easier seen as such.
                 marker = "o" if len(points) < 25 else None
                 axis.plot(

@@ -314,6 +314,11 @@ class RunConfig(Section):
                 f"training.schedule_power is of the linear schedule, and this one is {training.schedule}; "
                 "leave it out"
             )
+        if "warmup_steps" in training.model_fields_set and training.warmup_steps > training.max_steps:
+            yield (
+                f"training.warmup_steps is {training.warmup_steps} and training.max_steps "
+                f"{training.max_steps}, so that the learning rate never comes to its peak; make it shorter"
+            )
         if distillation is None:
             return
         if "label_smoothing" in training.model_fields_set and training.label_smoothing:
@@ -325,6 +330,12 @@ class RunConfig(Section):
             yield (
                 "distillation.fit_steps is for a student that starts as its teacher, and from_teacher is "
                 "false; leave one or the other out"
+            )
+        of_teacher = {"divergence_weight", "token_weight", "hidden_weight"} & distillation.model_fields_set
+        if of_teacher and set(distillation.human) == {source.name for source in self.data.source}:
+            yield (
+                f"{', '.join(f'distillation.{name}' for name in sorted(of_teacher))}: for targets that the "
+                "teacher made, and `human` names every source; leave them out, or name fewer"
             )
         weights = [name for name in distillation.model_fields_set if name.startswith("human_")]
         if weights and not distillation.human:

@@ -57,7 +57,7 @@ def _complaints(error: ValidationError) -> Iterator[str]:
             other["loc"][: len(detail["loc"])] == detail["loc"] for other in details if other is not detail
         ):
             continue  # the list is empty because its entries are wrong, which is said of each
-        where = ".".join(str(part) for part in detail["loc"])
+        where = _key(detail["loc"])
         if detail["type"] == "extra_forbidden":
             known = _keys_at(detail["loc"][:-1])
             near = difflib.get_close_matches(str(detail["loc"][-1]), known, n=1, cutoff=0.5)
@@ -72,6 +72,11 @@ def _complaints(error: ValidationError) -> Iterator[str]:
             yield f"{where} is {detail['input']!r}; write a number, without quotes"
         else:
             yield f"{where} is {detail['input']!r}: {detail['msg']}"
+
+
+def _key(location: tuple[int | str, ...]) -> str:
+    """A place as the file has it; the tables of a list are counted from 1."""
+    return ".".join(f"{part + 1}" if isinstance(part, int) else part for part in location)
 
 
 def _keys_at(location: tuple[int | str, ...]) -> list[str]:
@@ -115,7 +120,7 @@ def _paths(value: Any, key: str) -> Iterator[tuple[str, Path]]:
         if key not in _MADE_BY_THE_RUN:
             yield key, value
     elif isinstance(value, tuple):
-        for number, part in enumerate(value):
+        for number, part in enumerate(value, start=1):
             yield from _paths(part, f"{key}.{number}")
     elif isinstance(value, BaseModel):
         for name in type(value).model_fields:

@@ -124,6 +124,11 @@ def test_a_refusal_is_told_in_the_services_words() -> None:
     }
     with pytest.raises(InvalidRequest, match="answered 422 to line 1: en to xx is not available"):
         system_of(lambda body: httpx.Response(422, json=error), concurrency=1).translate(TESTSET)
+    keyless = {"error": {"code": "unauthorized", "message": "a key is needed", "retryable": False}}
+    with pytest.raises(
+        InvalidRequest, match=r"answered 401 to line 1: a key is needed; name a file .*--key-file"
+    ):
+        system_of(lambda body: httpx.Response(401, json=keyless), concurrency=1).translate(TESTSET)
     with pytest.raises(Unavailable, match="answered 500 to line 1: Internal Server Error"):
         system_of(lambda body: httpx.Response(500, text="boom"), concurrency=1).translate(TESTSET)
 

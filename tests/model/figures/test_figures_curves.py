@@ -123,6 +123,13 @@ def test_every_run_is_drawn_in_every_panel_it_has_numbers_for() -> None:
     assert by_time[0].lines[0].get_xydata().tolist() == [[0, 5], [1, 4]]  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("name", [r"$\foo$", "a$b", "\ud800", "new\nline", "_^{"])
+def test_any_name_can_be_drawn_and_is_shown_as_it_is(name: str, tmp_path: Path) -> None:
+    run = Run(name, {name: [(1, 0, 5.0)], "loss": [(1, 0, 5.0)], "dev_loss": [(1, 0, 4.0)]})
+    draw_curves([run, Run("other", {"loss": [(1, 0, 5.0)]})]).savefig(tmp_path / "figure.svg")
+    assert (tmp_path / "figure.svg").stat().st_size > 1000
+
+
 def test_only_the_wanted_metrics_are_drawn_and_an_unknown_one_is_refused() -> None:
     run = Run("a", {"loss": [(1, 0, 5.0)], "dev_loss": [(1, 0, 5.0)], "dev_bleu": [(1, 0, 5.0)]})
     axes = draw_curves([run], metrics=["dev_loss"]).axes

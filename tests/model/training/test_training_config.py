@@ -79,7 +79,7 @@ def test_paths_are_relative_to_the_file_wherever_they_stand(tmp_path: Path) -> N
         ("", "[training]\nwarmup = 3", "there is no key training.warmup; did you mean warmup_steps?"),
         ("", "[vocabulary]\nsizes = 3", "there is no key vocabulary.sizes; did you mean size?"),
         ("", "[data.filters]\nmax_charcters = 9", "data.filters.max_charcters; did you mean max_characters?"),
-        ("", "[[data.source]]\nname='a'\npath='b'\nwieght=2", "data.source.1.wieght; did you mean weight?"),
+        ("", "[[data.source]]\nname='a'\npath='b'\nwieght=2", "data.source.2.wieght; did you mean weight?"),
         ("", "[trainig]\nmax_steps = 3", "there is no key trainig; did you mean training?"),
         ("", "[dev]\nsource_path='a'\ntarget_path='b'\npatient=1", "dev.patient; did you mean patience?"),
         ("", "[distillation]\nteacher='a'\nhumans=[]", "distillation.humans; did you mean human?"),
@@ -101,7 +101,7 @@ def test_all_faults_are_named_at_once(tmp_path: Path) -> None:
 
 def test_missing_keys_are_named(tmp_path: Path) -> None:
     message = complaint(tmp_path, text="source = 'en'\n[dev]\nsource_path = 'a'\n[[data.source]]\nname = 'a'")
-    for key in ("target", "output", "dev.target_path", "data.source.0.path"):
+    for key in ("target", "output", "dev.target_path", "data.source.1.path"):
         assert f"the key {key} is missing" in message
 
 
@@ -119,7 +119,7 @@ def test_missing_keys_are_named(tmp_path: Path) -> None:
         ("learning_rate = 0", "training.learning_rate is 0"),
         ("learning_rate = 2020-01-01", "training.learning_rate is '2020-01-01'"),
         ("betas = [0.9]", "training.betas"),
-        ("betas = [0.9, 1.0]", "training.betas.1 is 1.0"),
+        ("betas = [0.9, 1.0]", "training.betas.2 is 1.0"),
         ("schedule = 'cosine'", "training.schedule is 'cosine'"),
         ("learning_rate_scales = { 'a.*' = -1 }", "training.learning_rate_scales.a.* is -1"),
         ("batch_tokens = [1]", "training.batch_tokens is [1]"),
@@ -203,6 +203,16 @@ def test_a_value_in_the_place_of_a_section_is_named(tmp_path: Path, section: str
             "",
             "[distillation]\nteacher = 't'\nhuman_token_weight = 1\nhuman_hidden_weight = 0",
             "distillation.human_hidden_weight, distillation.human_token_weight: for the sources that",
+        ),
+        (
+            "",
+            "[model]\n[training]\nmax_steps = 100\nwarmup_steps = 101",
+            "training.warmup_steps is 101 and training.max_steps 100, so that the learning rate never comes",
+        ),
+        (
+            "",
+            "[distillation]\nteacher = 't'\nhuman = ['human']\nhidden_weight = 1\ntoken_weight = 0",
+            "distillation.hidden_weight, distillation.token_weight: for targets that the teacher made",
         ),
         (
             "initial = 'm'",
