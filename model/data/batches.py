@@ -28,6 +28,8 @@ class Batch(NamedTuple):
         target_ids: i64 [B, T].
         target_mask: bool [B, T].
         origins: i64 [B], the number of the source that each pair was drawn from.
+        place: its chunk and its number there, the same whenever a stream gives it again; None where no stream
+            did.
     """
 
     source_ids: Tensor
@@ -35,6 +37,18 @@ class Batch(NamedTuple):
     target_ids: Tensor
     target_mask: Tensor
     origins: Tensor
+    place: tuple[int, int] | None = None
+
+    def to(self, device: torch.device) -> Batch:
+        """The same on another device."""
+        return Batch(
+            self.source_ids.to(device),
+            self.source_mask.to(device),
+            self.target_ids.to(device),
+            self.target_mask.to(device),
+            self.origins.to(device),
+            self.place,
+        )
 
     def num_target_tokens(self) -> int:
         """Real target tokens, end tokens included."""
@@ -54,7 +68,7 @@ class StreamPosition:
 
     Attributes:
         chunk: chunks that were used up.
-        batch: batches used up of the chunk after them.
+        batch: batches used up of the chunk after them, those of all rounds together.
         drawn: pairs drawn from each source by the chunks used up.
     """
 
@@ -79,7 +93,8 @@ class BatchStream:
     """Endless batches; each source is gone through in a new random order every time.
 
     Pairs are drawn in chunks. Within a chunk pairs of similar length share a batch, and the batches are
-    shuffled: padding stays small and no long run of short sentences comes.
+    shuffled: padding stays small and no long run of short sentences comes. A chunk may be gone through in
+    several rounds, each in another order, before the next is drawn.
 
     Every process makes the same stream; process ``rank`` of ``num_processes`` takes its own part of each
     batch's pairs, so that together they see what one process would.
@@ -92,6 +107,7 @@ class BatchStream:
         max_tokens: int,
         seed: int,
         chunk_pairs: int = 8192,
+        rounds: int = 1,
     ) -> None:
         """Begin.
 
@@ -101,9 +117,11 @@ class BatchStream:
             seed: everything random follows from it.
             chunk_pairs: pairs that are sorted by length together; fewer where they would go through every
                 source more than once, because copies of a pair, equally long, would share batches.
+            rounds: how often each chunk is gone through.
 
         Raises:
-            ValueError: there is no source, one is empty, or a weight or `chunk_pairs` is not positive.
+            ValueError: there is no source, one is empty, or a weight, `chunk_pairs` or `rounds` is not
+                positive.
         """
         if not sources:
             raise ValueError("there are 0 sources of pairs; at least 1 is needed")
@@ -115,12 +133,15 @@ class BatchStream:
                 )
         if chunk_pairs < 1:
             raise ValueError(f"chunk_pairs is {chunk_pairs}; it must be at least 1")
+        if rounds < 1:
+            raise ValueError(f"rounds is {rounds}; it must be at least 1")
         self._sources = sources
         self._shares = np.array([source.weight for source in sources]) / sum(
             source.weight for source in sources
         )
         self._max_tokens = max_tokens
         self._seed = seed
+        self._rounds = rounds
         longest_pass = max(
             len(source.pairs) / share if share else math.inf
             for source, share in zip(sources, self._shares.tolist(), strict=True)
@@ -129,6 +150,7 @@ class BatchStream:
         self._orders: dict[tuple[int, int], IndexArray] = {}
         self._position = StreamPosition(0, 0, (0,) * len(sources))
         self._batches = self._chunk(self._position)
+        self._order = self._order_of(self._position)
 
     def go_to(self, position: StreamPosition) -> None:
         """Go on where another stream over the same sources stood.
@@ -142,13 +164,15 @@ class BatchStream:
                 "with the sources that the run began with"
             )
         batches = self._chunk(position)
-        if not 0 <= position.batch <= len(batches):
+        if not 0 <= position.batch <= len(batches) * self._rounds:
             raise ValueError(
-                f"the position is after batch {position.batch} of a chunk that has {len(batches)}; go on "
-                "with the sources and the size of batches that the run began with"
+                f"the position is after batch {position.batch} of a chunk that has "
+                f"{len(batches) * self._rounds}; go on with the sources, the rounds and the size of batches "
+                "that the run began with"
             )
         self._position = position
         self._batches = batches
+        self._order = self._order_of(position)
 
     @property
     def position(self) -> StreamPosition:
@@ -157,25 +181,29 @@ class BatchStream:
 
     def passes(self) -> tuple[float, ...]:
         """How often each source was gone through."""
-        in_chunk = Counter(source for batch in self._batches[: self._position.batch] for source, _ in batch)
+        used = (self._batches[number] for number in self._order[: self._position.batch])
+        in_chunk = Counter(source for batch in used for source, _ in batch)
         return tuple(
-            (drawn + in_chunk[number]) / len(source.pairs)
+            (drawn * self._rounds + in_chunk[number]) / len(source.pairs)
             for number, (drawn, source) in enumerate(zip(self._position.drawn, self._sources, strict=True))
         )
 
     def next_batch(self, *, rank: int = 0, num_processes: int = 1) -> Batch | None:
         """The part of the next batch that is this process's; None where a batch has too few pairs for all."""
         position = self._position
-        while position.batch == len(self._batches):  # a chunk of few pairs may hold none
+        while position.batch == len(self._order):  # a chunk of few pairs may hold none
             position = StreamPosition(position.chunk + 1, 0, self._drawn_after(position))
             self._batches = self._chunk(position)
-        mine = self._batches[position.batch][rank::num_processes]
+            self._order = self._order_of(position)
+        number = self._order[position.batch]
+        mine = self._batches[number][rank::num_processes]
         self._position = StreamPosition(position.chunk, position.batch + 1, position.drawn)
         if not mine:
             return None
-        return padded_batch(
+        batch = padded_batch(
             [self._pair(source, index) for source, index in mine], origins=[source for source, _ in mine]
         )
+        return batch._replace(place=(position.chunk, number))
 
     def _quota(self, chunk: int) -> list[int]:
         """Pairs of each source in a chunk: over all chunks the shares hold to within one pair."""
@@ -213,6 +241,14 @@ class BatchStream:
                 batches.append([entry])
         random.shuffle(batches)
         return batches
+
+    def _order_of(self, position: StreamPosition) -> list[int]:
+        """The numbers of the chunk's batches in the order of all rounds."""
+        order = list(range(len(self._batches)))  # which are shuffled
+        for later in range(1, self._rounds):
+            random = np.random.default_rng([self._seed, 4, position.chunk, later])
+            order += random.permutation(len(self._batches)).tolist()
+        return order
 
     def _index(self, source: int, number: int) -> int:
         """Which pair of a source is drawn as its number-th."""

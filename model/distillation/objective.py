@@ -17,7 +17,7 @@ from torch.nn import functional
 from app.errors import InvalidOption
 from model.attention import KeysValues
 from model.data.batches import Batch
-from model.distillation.sampled_vocabulary import SampledVocabulary
+from model.distillation.sampled_vocabulary import IdArray, SampledVocabulary
 from model.training.objective import Loss
 from model.transformer import Transformer
 
@@ -51,6 +51,7 @@ class Distillation:
         vocabulary: SampledVocabulary,
         *,
         weights_of_source: Sequence[LossWeights],
+        keeps: bool = False,
     ) -> None:
         """Freeze the teacher, and find out whether the two share an encoder.
 
@@ -59,6 +60,7 @@ class Distillation:
             student: whose parameters' ``requires_grad`` is settled.
             vocabulary: what the probabilities run over.
             weights_of_source: the weights for the pairs of each source of the batches, by `Batch.origins`.
+            keeps: keep what the teacher makes of the batches of a chunk until those of another come.
         """
         mine, theirs = student.config, teacher.config
         for name in ("d_model", "decoder_layers", "vocabulary_size", "norm"):
@@ -74,14 +76,16 @@ class Distillation:
             [[weights.divergence, weights.token, weights.hidden] for weights in weights_of_source],
             device=student.output_bias.device,
         )
+        self._keeps = keeps
+        self._lessons: dict[tuple[int, int], _Lesson] = {}
         self._shares_encoder = _same_frozen_encoder(teacher, student)
 
     def __call__(self, model: Transformer, batch: Batch, *, step: int) -> Loss:
         """Sum over real target tokens; the parts are the three unweighted sums."""
         with torch.no_grad():
-            memory = self._teacher.encode(batch.source_ids, batch.source_mask)  # [B, S, d]
-            theirs = _Decoding.run(self._teacher, memory, batch)
-            ids = self._ids(batch, theirs, step=step)  # [N]
+            lesson = self._lesson(batch)
+            memory, theirs = lesson.memory, lesson.decoding
+            ids = self._ids(batch, lesson, step=step)  # [N]
             teacher_log_probs = theirs.log_probs(self._teacher, ids)  # [tokens, N]
         places = torch.searchsorted(ids, batch.target_ids[batch.target_mask])  # [tokens]
         if not self._shares_encoder:
@@ -105,13 +109,29 @@ class Distillation:
             total, len(places), dict(zip(("divergence", "cross_entropy", "hidden"), sums, strict=True))
         )
 
-    def _ids(self, batch: Batch, theirs: _Decoding, *, step: int) -> Tensor:
+    def _lesson(self, batch: Batch) -> _Lesson:
+        """What the teacher makes of a batch, which is kept while batches of its chunk may come again."""
+        if not self._keeps or batch.place is None:
+            return self._new_lesson(batch)
+        if any(chunk != batch.place[0] for chunk, _ in self._lessons):
+            self._lessons.clear()
+        if batch.place not in self._lessons:
+            self._lessons[batch.place] = self._new_lesson(batch)
+        return self._lessons[batch.place]
+
+    def _new_lesson(self, batch: Batch) -> _Lesson:
+        memory = self._teacher.encode(batch.source_ids, batch.source_mask)  # [B, S, d]
+        decoding = _Decoding.run(self._teacher, memory, batch)
+        offered = self._vocabulary.offered(batch)  # [N]
+        ids = torch.from_numpy(offered).to(batch.target_ids.device)
+        return _Lesson(
+            memory, decoding, offered, decoding.best(self._teacher, ids, self._vocabulary.num_best)
+        )
+
+    def _ids(self, batch: Batch, lesson: _Lesson, *, step: int) -> Tensor:
         """The tokens that this batch's probabilities run over, sorted, i64 [N] on the batch's device."""
-        vocabulary, device = self._vocabulary, batch.target_ids.device
-        offered = vocabulary.offered(batch)
-        best = theirs.best(self._teacher, torch.from_numpy(offered).to(device), vocabulary.num_best)
-        ids = vocabulary.ids(batch, step=step, offered=offered, best=best.cpu().numpy())
-        return torch.from_numpy(ids).to(device)
+        ids = self._vocabulary.ids(batch, step=step, offered=lesson.offered, best=lesson.best.cpu().numpy())
+        return torch.from_numpy(ids).to(batch.target_ids.device)
 
 
 @dataclass(frozen=True)
@@ -158,6 +178,23 @@ class _Decoding:
         """Over some ids, i64 [N]: f32 [tokens, N]."""
         weight, bias = model.embedding.weight[ids], model.output_bias[ids]
         return functional.linear(self.hidden[-1], weight, bias).float()
+
+
+@dataclass(frozen=True)
+class _Lesson:
+    """What follows from a batch and its teacher alone.
+
+    Attributes:
+        memory: the encoded sources, [B, S, d].
+        decoding: the teacher's.
+        offered: what the shortlist offers, i64 [N].
+        best: those of them that are the likeliest somewhere, i64.
+    """
+
+    memory: Tensor
+    decoding: _Decoding
+    offered: IdArray
+    best: Tensor
 
 
 def _same_frozen_encoder(teacher: Transformer, student: Transformer) -> bool:

@@ -207,6 +207,9 @@ class DistillationSection(Section):
         from_teacher: whether the student starts as the teacher, self-attention in the place of a recurrence.
         fit_steps: steps before the first one, in which each such self-attention alone learns to imitate the
             recurrence; see `model.distillation.recurrence`.
+        rounds: how often some thousand pairs are gone through before the next ones. What stays the same, the
+            teacher's states and those of a shared encoder, is computed in the first round and kept, about
+            1 KB for each decoder layer and source and target token of the shipped size.
         divergence_weight: of KL(teacher || student) on pairs whose target the teacher made.
         token_weight: of the target token's cross-entropy on such pairs.
         hidden_weight: of the squared difference of hidden states on such pairs.
@@ -223,6 +226,7 @@ class DistillationSection(Section):
     teacher: Path
     from_teacher: bool = True
     fit_steps: Annotated[int, Field(ge=0)] = 400
+    rounds: Count = 1
     divergence_weight: Annotated[float, Field(ge=0)] = 1.0
     token_weight: Annotated[float, Field(ge=0)] = 0.2
     hidden_weight: Annotated[float, Field(ge=0)] = 1.0

@@ -10,7 +10,7 @@ import torch
 
 from app.errors import InvalidOption
 from app.text import Tokenizer
-from model.data.batches import Batch, padded, padded_batch
+from model.data.batches import padded, padded_batch
 from model.data.text_files import lines_of
 from model.greedy import greedy
 from model.training.config import DevSection
@@ -91,7 +91,7 @@ class DevSet:
         translations: list[str] = []
         for start in range(0, len(self._pairs), _BATCH_SENTENCES):
             pairs = self._pairs[start : start + _BATCH_SENTENCES]
-            batch = Batch(*(tensor.to(device) for tensor in padded_batch(pairs)))
+            batch = padded_batch(pairs).to(device)
             loss = LabelSmoothing()(model, batch, step=0)
             total, num_tokens = total + float(loss.total), num_tokens + loss.num_tokens
             if self._decode:

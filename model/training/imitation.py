@@ -80,4 +80,4 @@ def _batches(config: RunConfig, model: Transformer, sources: Sequence[WeightedSo
     while True:
         batch = stream.next_batch()
         assert batch is not None  # None is for processes that share a batch
-        yield Batch(*(tensor.to(device) for tensor in batch))
+        yield batch.to(device)

@@ -96,7 +96,9 @@ def _run(config: RunConfig, around: Surroundings, *, overfit: bool) -> Path:
         teacher = given.teacher.model.module().to(around.device)
         if has_recurrences_to_imitate(config, teacher):
             imitate_teacher(config, model, teacher, sources, around.processes, say=around.say)
-    stream = BatchStream(sources, max_tokens=config.training.batch_tokens, seed=config.seed)
+    stream = BatchStream(
+        sources, max_tokens=config.training.batch_tokens, seed=config.seed, rounds=_rounds(config)
+    )
     trainer = Trainer(
         model,
         lambda prepared: _objective(
@@ -130,7 +132,7 @@ def _first_batch(
     batch = BatchStream(sources, max_tokens=config.training.batch_tokens, seed=config.seed).next_batch()
     assert batch is not None
     pairs_of_source: dict[int, list[tuple[list[int], list[int]]]] = {}
-    for source, source_mask, target, target_mask, origin in zip(*batch, strict=True):
+    for source, source_mask, target, target_mask, origin in zip(*batch[:5], strict=True):
         pair = source[source_mask].tolist(), target[target_mask].tolist()
         pairs_of_source.setdefault(int(origin), []).append(pair)
     # As many of each as there are: a pass over all is the batch again.
@@ -167,6 +169,7 @@ def _objective(
         weights_of_source=[
             _loss_weights(distillation, is_human=name in distillation.human) for name in names
         ],
+        keeps=distillation.rounds > 1,
     )
 
 
@@ -176,6 +179,10 @@ def _loss_weights(section: DistillationSection, *, is_human: bool) -> LossWeight
             section.human_divergence_weight, section.human_token_weight, section.human_hidden_weight
         )
     return LossWeights(section.divergence_weight, section.token_weight, section.hidden_weight)
+
+
+def _rounds(config: RunConfig) -> int:
+    return config.distillation.rounds if config.distillation is not None else 1
 
 
 def _judge(config: RunConfig, tokenizer: Tokenizer, *, overfit: bool) -> Judge | None:
@@ -195,6 +202,7 @@ def _fingerprint(config: RunConfig, sources: Sequence[WeightedSource]) -> str:
                 config.training.accumulate,
                 config.training.processes,
                 [source.weight for source in sources],
+                *([_rounds(config)] if _rounds(config) > 1 else []),
             ]
         ).encode()
     )

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from app.errors import CheckpointError
-from model.data.batches import Batch, BatchStream
+from model.data.batches import BatchStream
 from model.training.checkpoint import (
     RunState,
     averaged_weights,
@@ -192,7 +192,7 @@ class Trainer:
             batch = self._stream.next_batch(rank=self._processes.rank, num_processes=self._processes.count)
             if batch is None:
                 continue
-            batch = Batch(*(tensor.to(self._device) for tensor in batch))
+            batch = batch.to(self._device)
             with autocast_of(self._device, bfloat16=self._bfloat16):
                 loss = self._objective(self._model, batch, step=step)
             loss.total.backward()  # type: ignore[no-untyped-call]

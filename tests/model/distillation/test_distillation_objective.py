@@ -232,3 +232,41 @@ def test_the_targets_alone_are_enough(make_model: ModelMaker) -> None:
     loss = objective(student, toy_batch(), step=1)
     assert loss.parts["divergence"] >= 0
     assert torch.isfinite(loss.total)
+
+
+def counted_encoder(teacher: Transformer, calls: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    encode = teacher.encode
+
+    def counting(ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        calls.append(len(ids))
+        return encode(ids, mask)
+
+    monkeypatch.setattr(teacher, "encode", counting)
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_lessons_are_kept_while_their_chunk_lasts_and_change_no_loss(
+    make_model: ModelMaker, monkeypatch: pytest.MonkeyPatch, is_shared: bool
+) -> None:
+    teacher = make_model(decoder_cell="ssru")
+    student = frozen(student_of(teacher), *(("encoder", "embedding") if is_shared else ()))
+    vocabulary = SampledVocabulary(V, None, 2, 3, 2, seed=1)
+    forgetful = Distillation(teacher, student, vocabulary, weights_of_source=[EACH])
+    keeping = Distillation(teacher, student, vocabulary, weights_of_source=[EACH], keeps=True)
+    batches = [toy_batch()._replace(place=place) for place in [(0, 0), (0, 1), (0, 0), (1, 0), (0, 0)]]
+    expected = [forgetful(student, batch, step=step) for step, batch in enumerate(batches)]
+    calls: list[int] = []
+    counted_encoder(teacher, calls, monkeypatch)
+    found = [keeping(student, batch, step=step) for step, batch in enumerate(batches)]
+    assert [loss.parts for loss in found] == [loss.parts for loss in expected]
+    assert [float(loss.total.detach()) for loss in found] == [float(loss.total.detach()) for loss in expected]
+    assert len(calls) == 4  # all but the second time of (0, 0) in its chunk
+    assert set(keeping._lessons) == {(0, 0)}
+
+
+def test_a_batch_that_no_stream_gave_is_not_kept(make_model: ModelMaker) -> None:
+    teacher = make_model(decoder_cell="ssru")
+    student = student_of(teacher)
+    keeping = Distillation(teacher, student, EVERYTHING, weights_of_source=[EACH], keeps=True)
+    keeping(student, toy_batch(), step=1)
+    assert not keeping._lessons
