@@ -16,8 +16,24 @@ from app.errors import InvalidOption
 from model.data.exclusions import Exclusions, held_out
 from model.data.filter_counts import FilterCounts
 from model.data.filters import RULES, FilterConfig, PairFilter, counts_of
+from model.data.options import (
+    Column,
+    Exclude,
+    Force,
+    Off,
+    Seed,
+    Set,
+    Source,
+    SourceColumn,
+    Tables,
+    Target,
+    TargetColumn,
+    TargetText,
+    Where,
+)
 from model.data.parallel_text import MonolingualText, ParallelText
 from model.data.progress import reading_progress
+from model.data.rare_words_cli import rare_words
 from model.data.sampling import lowest_hashes
 from model.data.seen import SeenTexts
 from model.data.text_files import check_new, written_lines
@@ -40,44 +56,6 @@ class Kind(StrEnum):
 
     UNIGRAM = "unigram"
     BPE = "bpe"
-
-
-Tables = Annotated[
-    list[Path],
-    typer.Argument(help="Parallel text: tab-separated tables, plain, .gz or .zst; or one source side."),
-]
-TargetText = Annotated[
-    Optional[Path],  # noqa: UP045  # typer reads the annotation at run time
-    typer.Option(help="The target side, line by line like TEXT, which is then no table."),
-]
-SourceColumn = Annotated[int, typer.Option(help="Column of the table; negative: from the end.")]
-TargetColumn = Annotated[int, typer.Option(help="Column of the table; negative: from the end.")]
-Where = Annotated[
-    Optional[list[str]],  # noqa: UP045
-    typer.Option(help="Only rows whose cell is one of these: COLUMN=VALUE[,VALUE...]; may be repeated."),
-]
-Source = Annotated[str, typer.Option("--source", "-s", help="Source language, BCP-47.")]
-Target = Annotated[str, typer.Option("--target", "-t", help="Target language, BCP-47.")]
-Exclude = Annotated[
-    Optional[list[Path]],  # noqa: UP045
-    typer.Option(help="File of test sentences, one a line, that must not come; may be repeated."),
-]
-Off = Annotated[
-    Optional[list[str]],  # noqa: UP045
-    typer.Option(help=f"Rule that is not applied: {', '.join(RULES)}; may be repeated."),
-]
-Set = Annotated[
-    Optional[list[str]],  # noqa: UP045
-    typer.Option(
-        "--set",
-        help="Limit of a rule, NAME=VALUE; may be repeated. "
-        + ", ".join(
-            f"{name}={field.default}" for name, field in FilterConfig.model_fields.items() if name != "off"
-        ),
-    ),
-]
-Seed = Annotated[int, typer.Option(help="Another seed chooses other texts.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace existing files.")]
 
 
 @app.callback()
@@ -116,10 +94,7 @@ def sample(
     text: Annotated[Path, typer.Argument(help="Text: plain lines or a tab-separated table; .gz, .zst.")],
     out: Annotated[Path, typer.Option(help="The file to write: a text a line, or source, tab, target.")],
     num: Annotated[int, typer.Option("--num", "-n", min=1, help="So many texts.")],
-    column: Annotated[
-        Optional[int],  # noqa: UP045
-        typer.Option(help="Column of the table; negative: from the end. Default: a line is a text."),
-    ] = None,
+    column: Column = None,
     target_column: Annotated[
         Optional[int],  # noqa: UP045
         typer.Option(help="Column of the target side, for parallel text."),
@@ -166,6 +141,9 @@ def sample(
     )
     if len(chosen) < num:
         _console.print(f"there are no {num:,} texts", highlight=False, soft_wrap=True)
+
+
+app.command("rare-words")(rare_words)
 
 
 @app.command("hold-out")

@@ -151,13 +151,36 @@ def test_a_vocabulary_is_trained_on_the_columns_named(varied: Path, tmp_path: Pa
     assert tokenizer.unknown_id not in Tokenizer.open(out, eos_id=0).encode_source("7")
 
 
-@pytest.mark.parametrize("command", ["clean", "sample", "hold-out", "vocabulary"])
+def test_rare_words_come_from_the_text_that_knows_them_and_never_from_test_sentences(tmp_path: Path) -> None:
+    text, known, tests = tmp_path / "text.tsv", tmp_path / "known", tmp_path / "tests"
+    lines = ["the otter swims", "an otter sleeps", "the parrot swims", "a parrot sleeps", "the house sleeps"]
+    text.write_text("".join(f"a\t{line}\n" for line in lines))
+    known.write_text("swims sleeps house\n" * 10)
+    tests.write_text("An otter sleeps\n")
+    said = run("rare-words", text, "--column", 2, "--out", tmp_path / "out", "--known", known, "-n", 9,
+               "--exclude", tests)  # fmt: skip
+    assert "2 texts for 1 words" in said  # one otter is left, too few
+    assert sorted((tmp_path / "out").read_text().splitlines()) == ["a parrot sleeps", "the parrot swims"]
+
+
+@pytest.mark.parametrize("seed", [-(1 << 63) - 1, 1 << 63])
+@pytest.mark.parametrize("command", [("sample", "-n", 5), ("rare-words", "-n", 5, "--known", "k")])
+def test_a_seed_has_64_bits(table: Path, tmp_path: Path, seed: int, command: tuple[object, ...]) -> None:
+    name, *options = command
+    arguments = [name, table, "--out", tmp_path / "o", *options, "--seed", seed]
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert result.exit_code == 2
+    assert "--seed" in result.output
+
+
+@pytest.mark.parametrize("command", ["clean", "sample", "hold-out", "vocabulary", "rare-words"])
 def test_no_command_replaces_a_file_unasked(table: Path, varied: Path, tmp_path: Path, command: str) -> None:
     options: dict[str, tuple[object, ...]] = {
         "clean": (*LANGUAGES, *COLUMNS),
         "sample": ("-n", 5),
         "hold-out": ("-n", 5, *LANGUAGES, *COLUMNS),
         "vocabulary": ("--num-pieces", 60, "--no-byte-fallback", "--column", 1),
+        "rare-words": ("-n", 5, "--known", varied),
     }
     out = tmp_path / "out"
     written = tmp_path / "out.pt" if command == "hold-out" else out
