@@ -52,7 +52,9 @@ class RareWords:
         wanted = (
             word
             for word, count in counts.items()
-            if count >= self.least_count and known.get(word, 0) < self.known_fewer_than and _is_plain(word)
+            if count >= self.least_count
+            and max(known.get(word, 0), known.get(word.lower(), 0)) < self.known_fewer_than
+            and _is_plain(word)
         )
         return heapq.nsmallest(self.num_words, wanted, key=lambda word: (-counts[word], word))
 
@@ -98,14 +100,15 @@ class RareWords:
         """The wanted words of a text, each with the part around it."""
         tokens = text.split()
         for place, token in enumerate(tokens):
-            match = _WORD.search(token)
-            if match is None or match.group() not in wanted:
-                continue
-            part = " ".join(tokens)
-            if len(tokens) > self.longest:
-                part = " ".join(tokens[max(0, place - _WORDS_BEFORE) : place + _WORDS_AFTER])
-            if _is_prose(part):
-                yield match.group(), part
+            for match in _WORD.finditer(token):
+                if match.group() not in wanted:
+                    continue
+                around = slice(0, None)
+                if len(tokens) > self.longest:
+                    around = slice(max(0, place - _WORDS_BEFORE), place + _WORDS_AFTER)
+                part = " ".join(tokens[around])
+                if _is_prose(part):
+                    yield match.group(), part
 
 
 def count_words(texts: Iterable[str]) -> Counter[str]:
@@ -118,7 +121,7 @@ def count_words(texts: Iterable[str]) -> Counter[str]:
 
 def _is_plain(word: str) -> bool:
     """Whether it is written like a word, and not like an abbreviation or a name of a program."""
-    return len(word) >= _SHORTEST_WORD and (word.islower() or word.istitle())
+    return len(word) >= _SHORTEST_WORD and (word == word.lower() or word.istitle())
 
 
 def _is_prose(text: str) -> bool:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from app.errors import InvalidOption
 from model.data.exclusions import Exclusions
 from model.data.options import Column, Exclude, Force, Seed
 from model.data.parallel_text import MonolingualText
@@ -43,6 +44,8 @@ def rare_words(
     The same ones come whatever the order of the text, which is read twice.
     """
     check_new([out], force=force)
+    if text.exists() and not text.is_file():
+        raise InvalidOption(f"{text} is no file, and the text is read twice; write it to a file first")
     exclusions = Exclusions.from_files(exclude or [])
     wanted = RareWords(
         num_words, known_fewer_than=known_fewer_than, texts_each=texts_each, longest=longest, seed=seed
@@ -57,7 +60,11 @@ def rare_words(
     with reading_progress("counting known words", known) as on_read:
         known_counts = count_words(line for path in known for line in lines_of(path, on_read=on_read))
     words = wanted.words(count_words(texts("counting words")), known_counts)
-    chosen = wanted.texts(words, texts("choosing texts"))
+    chosen = [
+        part
+        for part in wanted.texts(words, texts("choosing texts"))
+        if not exclusions.holds(part)  # a part of a longer line may be a test sentence
+    ]
     with written_lines(out) as (file,):
         file.writelines(f"{part}\n" for part in chosen)
     _console.print(

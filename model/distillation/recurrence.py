@@ -71,6 +71,11 @@ class LayerFit:
     error: float
     variance: float
 
+    @property
+    def unexplained(self) -> float:
+        """The share of the variance that is left; 0 where nothing varies."""
+        return self.error / self.variance if self.variance else 0.0
+
 
 @torch.no_grad()
 def start_as_recurrence(attention: CausalSelfAttention, cell: SSRU, sample: Sample) -> None:
@@ -102,13 +107,15 @@ def start_as_recurrence(attention: CausalSelfAttention, cell: SSRU, sample: Samp
     for projection in (attention.query, attention.key, attention.value, attention.output):
         nn.init.zeros_(projection.bias)
 
+    if not num_waves:
+        return  # nothing to read positions with
     frequencies = torch.logspace(math.log10(_SLOWEST), math.log10(_FASTEST), num_waves).to(gates)  # [waves]
     weight, bias = _reader(sample, frequencies)  # [waves, 2, d], [waves, 2]
     # A product of head_size / 2 waves over sqrt(head_size) is to be the peak.
     gain = math.sqrt(_PEAK * math.sqrt(head_size) / num_waves)
     for head, gate in enumerate(gates[channels].view(num_heads, head_size).mean(dim=1).tolist()):
         rows = slice(head * head_size, head * head_size + 2 * num_waves)
-        turn = _rotation(frequencies * min(gate / (1.0 - gate), _FARTHEST))  # [waves, 2, 2]
+        turn = _rotation(frequencies * min(gate / max(1.0 - gate, _RIDGE), _FARTHEST))  # [waves, 2, 2]
         attention.key.weight[rows] += gain * weight.flatten(0, 1)
         attention.key.bias[rows] += gain * bias.flatten()
         attention.query.weight[rows] += gain * (turn @ weight).flatten(0, 1)
@@ -122,7 +129,7 @@ def _reader(sample: Sample, frequencies: Tensor) -> tuple[Tensor, Tensor]:
     mean, wave_mean = sample.inputs.mean(dim=0), waves.mean(dim=0)
     centred = sample.inputs - mean  # [N, d]
     covariance = centred.T @ centred / len(centred)  # [d, d]
-    ridge = _RIDGE * covariance.diagonal().mean() * torch.eye(len(covariance)).to(covariance)
+    ridge = _RIDGE * (covariance.diagonal().mean() + _RIDGE) * torch.eye(len(covariance)).to(covariance)
     correlation = centred.T @ (waves - wave_mean) / len(centred)  # [d, 2 * waves]
     weight = torch.linalg.solve(covariance + ridge, correlation).T  # [2 * waves, d]
     bias = wave_mean - weight @ mean
@@ -167,9 +174,15 @@ def imitate_recurrences(
     adamw = torch.optim.AdamW(
         [{"params": group} for group in parameters], betas=(0.9, 0.98), weight_decay=0.0
     )
+    mode = student.training
+    student.eval()  # dropout would hide how near it comes
     for step, batch in enumerate(islice(batches, steps), start=1):
         rate = learning_rate * learning_rate_share(
-            step, schedule="linear", warmup_steps=min(_WARMUP_STEPS, steps), max_steps=steps
+            # One more than there are, so that the last still learns.
+            step,
+            schedule="linear",
+            warmup_steps=min(_WARMUP_STEPS, steps // 4),
+            max_steps=steps + 1,
         )
         fits = []
         for layer, inputs in zip(layers, _layer_inputs(teacher, batch), strict=True):
@@ -182,6 +195,7 @@ def imitate_recurrences(
         adamw.step()
         adamw.zero_grad(set_to_none=True)
         on_step(step, fits)
+    student.train(mode)
 
 
 @dataclass(frozen=True)

@@ -208,8 +208,8 @@ class DistillationSection(Section):
         fit_steps: steps before the first one, in which each such self-attention alone learns to imitate the
             recurrence; see `model.distillation.recurrence`.
         rounds: how often some thousand pairs are gone through before the next ones. What stays the same, the
-            teacher's states and those of a shared encoder, is computed in the first round and kept, about
-            1 KB for each decoder layer and source and target token of the shipped size.
+            teacher's states and those of its encoder, is computed in the first round and kept: at the shipped
+            size 1 KB for a source token and 3 KB for a target token, with padding.
         divergence_weight: of KL(teacher || student) on pairs whose target the teacher made.
         token_weight: of the target token's cross-entropy on such pairs.
         hidden_weight: of the squared difference of hidden states on such pairs.
@@ -318,10 +318,10 @@ class RunConfig(Section):
                 f"training.schedule_power is of the linear schedule, and this one is {training.schedule}; "
                 "leave it out"
             )
-        if "warmup_steps" in training.model_fields_set and training.warmup_steps > training.max_steps:
+        if "warmup_steps" in training.model_fields_set and training.warmup_steps >= training.max_steps:
             yield (
                 f"training.warmup_steps is {training.warmup_steps} and training.max_steps "
-                f"{training.max_steps}, so that the learning rate never comes to its peak; make it shorter"
+                f"{training.max_steps}, so that the learning rate rises to the end; make it shorter"
             )
         if distillation is None:
             return

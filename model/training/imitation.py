@@ -67,7 +67,7 @@ def imitate_teacher(
             imitate_recurrences(model, teacher, batches, steps=steps, on_step=on_step)
         for number, fit in enumerate(reached):
             say(
-                f"decoder layer {number}: self-attention leaves {fit.error / fit.variance:.1%} of the "
+                f"decoder layer {number}: self-attention leaves {fit.unexplained:.1%} of the "
                 f"recurrence's variance unexplained after {steps} steps"
             )
     processes.share([parameter.data for parameter in model.parameters()])

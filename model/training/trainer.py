@@ -278,8 +278,8 @@ class Trainer:
         if checkpoint.state.fingerprint != self._state.fingerprint:
             raise CheckpointError(
                 f"{path} was made with other data or weights of sources, another seed, batch_tokens, "
-                "accumulate or number of processes; go on with the configuration that it was made with, or "
-                "name another output"
+                "accumulate, rounds or number of processes; go on with the configuration that it was made "
+                "with, or name another output"
             )
         try:
             self._model.load_state_dict(checkpoint.weights, strict=True)

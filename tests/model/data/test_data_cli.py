@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from random import Random
 
@@ -161,6 +162,23 @@ def test_rare_words_come_from_the_text_that_knows_them_and_never_from_test_sente
                "--exclude", tests)  # fmt: skip
     assert "2 texts for 1 words" in said  # one otter is left, too few
     assert sorted((tmp_path / "out").read_text().splitlines()) == ["a parrot sleeps", "the parrot swims"]
+
+
+def test_a_part_of_a_line_that_is_a_test_sentence_is_left_out(tmp_path: Path) -> None:
+    text, known, tests = tmp_path / "text", tmp_path / "known", tmp_path / "tests"
+    text.write_text(
+        "Otters swim across cold rivers, and then we all went home to eat some fish\nthe Otters\n"
+    )
+    known.write_text("")
+    tests.write_text("Otters swim across cold rivers.\n")
+    run("rare-words", text, "--out", tmp_path / "out", "--known", known, "-n", 9, "--exclude", tests)
+    assert (tmp_path / "out").read_text() == "the Otters\n"
+
+
+def test_text_that_cannot_be_read_twice_is_refused(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    assert "read twice" in refusal("rare-words", pipe, "--out", tmp_path / "o", "--known", pipe, "-n", 9)
 
 
 @pytest.mark.parametrize("seed", [-(1 << 63) - 1, 1 << 63])

@@ -76,3 +76,22 @@ def test_the_same_texts_come_whatever_their_order_and_others_for_another_seed() 
     assert RareWords(5, seed=2).texts(words, texts) != chosen
     for word in words:
         assert any(word in text for text in chosen)
+
+
+def test_every_word_between_two_spaces_can_be_found_and_a_long_line_takes_no_longer_than_its_length() -> None:
+    assert RareWords(5).texts(["otter"], ["the parrot/otter sleeps", "x"]) == ["the parrot/otter sleeps"]
+    line = " ".join(["otter swims"] * 20_000)
+    assert 0 < len(RareWords(5).texts(["otter"], [line])) <= 2
+
+
+def test_a_known_word_is_known_at_the_beginning_of_a_sentence_too() -> None:
+    counts = {"Click": 9, "Otter": 9}
+    assert RareWords(5).words(counts, {"click": 10}) == ["Otter"]
+
+
+def test_scripts_without_upper_case_have_words_too() -> None:
+    assert set(RareWords(5).words({"переводчик": 3, "翻訳機械": 3, "مترجمون": 3}, {})) == {
+        "переводчик",
+        "翻訳機械",
+        "مترجمون",
+    }

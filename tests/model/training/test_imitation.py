@@ -9,14 +9,21 @@ import pytest
 import torch
 
 from model.data.batches import WeightedSource
+from model.distillation import recurrence
 from model.distillation.initialisation import student_of
 from model.training.config import RunConfig
 from model.training.imitation import has_recurrences_to_imitate, imitate_teacher
 from model.training.processes import Processes
+from model.training.run import _fingerprint
 from model.transformer import Transformer
 from tests.model.training.conftest import reversed_pairs
 
 ModelMaker = Callable[..., Transformer]
+
+
+@pytest.fixture(autouse=True)
+def _small_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recurrence, "_SAMPLE_TOKENS", 2000)
 
 
 @pytest.fixture
@@ -85,3 +92,10 @@ def test_only_a_copy_of_a_recurrent_teacher_at_its_beginning_has_something_to_im
     assert not has_recurrences_to_imitate(other_start, recurrent)
     (tmp_path / "checkpoints" / "step-00000005").mkdir(parents=True)
     assert not has_recurrences_to_imitate(make_run(), recurrent)
+
+
+def test_a_run_does_not_go_on_with_another_number_of_rounds(make_run: Callable[..., RunConfig]) -> None:
+    sources = [WeightedSource(reversed_pairs(20, seed=1), 1.0)]
+    once, twice, thrice = (_fingerprint(make_run(rounds=rounds), sources) for rounds in (1, 2, 3))
+    assert len({once, twice, thrice}) == 3
+    assert _fingerprint(make_run(), sources) == once

@@ -206,8 +206,8 @@ def test_a_value_in_the_place_of_a_section_is_named(tmp_path: Path, section: str
         ),
         (
             "",
-            "[model]\n[training]\nmax_steps = 100\nwarmup_steps = 101",
-            "training.warmup_steps is 101 and training.max_steps 100, so that the learning rate never comes",
+            "[model]\n[training]\nmax_steps = 100\nwarmup_steps = 100",
+            "training.warmup_steps is 100 and training.max_steps 100, so that the learning rate rises",
         ),
         (
             "",
