@@ -247,7 +247,7 @@ def test_padding_is_masked_on_both_sides() -> None:
     assert batch.target_mask.tolist() == [[True, True, False, False], [True] * 4]
     assert batch.origins.tolist() == [1, 0]
     assert batch.num_target_tokens() == 6
-    assert {tensor.dtype for tensor in batch} == {torch.int64, torch.bool}
+    assert {tensor.dtype for tensor in batch[:5]} == {torch.int64, torch.bool}
 
 
 @pytest.mark.parametrize(
