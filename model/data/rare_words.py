@@ -7,12 +7,13 @@ learnt from one writes common words like its teacher and garbles the rest.
 
 from __future__ import annotations
 
-import hashlib
 import heapq
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+
+from model.data.sampling import keyed_hash
 
 _WORD = re.compile(r"[^\W\d_]+(?:[-'’][^\W\d_]+)*")
 _SHORTEST_WORD = 4
@@ -82,7 +83,6 @@ class RareWords:
 
     def _candidates(self, words: Sequence[str], texts: Iterable[str]) -> dict[str, list[tuple[int, str]]]:
         """For each word the parts with the lowest hashes, and these."""
-        key = self.seed.to_bytes(8, "big", signed=True)
         found: dict[str, dict[str, int]] = {word: {} for word in words}
         num_kept = _CANDIDATES_FOR_ONE * self.texts_each
         for text in texts:
@@ -90,8 +90,7 @@ class RareWords:
                 of_word = found[word]
                 if part in of_word:
                     continue
-                digest = hashlib.blake2b(part.encode(), digest_size=8, key=key).digest()
-                of_word[part] = int.from_bytes(digest, "big")
+                of_word[part] = keyed_hash(part, seed=self.seed)
                 if len(of_word) > num_kept:
                     del of_word[max(of_word, key=lambda part: (of_word[part], part))]
         return {word: [(rank, part) for part, rank in of_word.items()] for word, of_word in found.items()}

@@ -30,18 +30,22 @@ def lowest_hashes(
         text_of: the text that is hashed.
         tie_of: orders items of one text.
     """
-    key = seed.to_bytes(8, "big", signed=True)
     # A heap keeps its smallest in front, and what must leave is the greatest: hence the minus.
     chosen: list[tuple[int, _Reversed, int, Item]] = []
     for number, item in enumerate(items):
-        digest = hashlib.blake2b(text_of(item).encode(), digest_size=8, key=key).digest()
-        rank = -int.from_bytes(digest, "big")
+        rank = -keyed_hash(text_of(item), seed=seed)
         if len(chosen) < num_items:
             heapq.heappush(chosen, (rank, _Reversed(tie_of(item)), -number, item))
         elif rank >= chosen[0][0]:
             heapq.heappushpop(chosen, (rank, _Reversed(tie_of(item)), -number, item))
     for *_, item in sorted(chosen, key=lambda entry: entry[:3], reverse=True):
         yield item
+
+
+def keyed_hash(text: str, *, seed: int) -> int:
+    """BLAKE2b of 8 bytes with the seed, 64 bits signed, as its key."""
+    key = seed.to_bytes(8, "big", signed=True)
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8, key=key).digest(), "big")
 
 
 class _Reversed(str):
