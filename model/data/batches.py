@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +19,8 @@ from torch import Tensor
 from model.data.dataset import IndexArray, TokenPairs
 
 
-class Batch(NamedTuple):
+@dataclass(frozen=True)
+class Batch:
     """B pairs, padded on the right.
 
     Attributes:
@@ -49,6 +50,12 @@ class Batch(NamedTuple):
             self.origins.to(device),
             self.place,
         )
+
+    def pairs(self) -> Iterator[tuple[list[int], list[int]]]:
+        """The token ids of each pair's source and target, without padding."""
+        sides = zip(self.source_ids, self.source_mask, self.target_ids, self.target_mask, strict=True)
+        for source, source_mask, target, target_mask in sides:
+            yield source[source_mask].tolist(), target[target_mask].tolist()
 
     def num_target_tokens(self) -> int:
         """Real target tokens, end tokens included."""
@@ -203,7 +210,7 @@ class BatchStream:
         batch = padded_batch(
             [self._pair(source, index) for source, index in mine], origins=[source for source, _ in mine]
         )
-        return batch._replace(place=(position.chunk, number))
+        return replace(batch, place=(position.chunk, number))
 
     def _quota(self, chunk: int) -> list[int]:
         """Pairs of each source in a chunk: over all chunks the shares hold to within one pair."""

@@ -191,7 +191,9 @@ def vocabulary(
     out: Annotated[Path, typer.Option(help="The SentencePiece model to write.")],
     column: Annotated[
         Optional[list[int]],  # noqa: UP045
-        typer.Option(help="Column of the tables to take; may be repeated. Default: a line is a text."),
+        typer.Option(
+            help="Column of the tables to take, from 1; may be repeated. Default: a line is a text."
+        ),
     ] = None,
     num_pieces: Annotated[int, typer.Option(help="Size of the vocabulary.")] = VocabularyOptions.num_pieces,
     kind: Annotated[Kind, typer.Option(help="How pieces are found.")] = Kind.UNIGRAM,

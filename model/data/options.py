@@ -17,8 +17,8 @@ TargetText = Annotated[
     Optional[Path],  # noqa: UP045  # typer reads the annotation at run time
     typer.Option(help="The target side, line by line like TEXT, which is then no table."),
 ]
-SourceColumn = Annotated[int, typer.Option(help="Column of the table; negative: from the end.")]
-TargetColumn = Annotated[int, typer.Option(help="Column of the table; negative: from the end.")]
+SourceColumn = Annotated[int, typer.Option(help="Column of the table, from 1; negative: from the end.")]
+TargetColumn = Annotated[int, typer.Option(help="Column of the table, from 1; negative: from the end.")]
 Where = Annotated[
     Optional[list[str]],  # noqa: UP045
     typer.Option(help="Only rows whose cell is one of these: COLUMN=VALUE[,VALUE...]; may be repeated."),
@@ -49,5 +49,5 @@ Seed = Annotated[
 Force = Annotated[bool, typer.Option("--force", help="Replace existing files.")]
 Column = Annotated[
     Optional[int],  # noqa: UP045
-    typer.Option(help="Column of the table; negative: from the end. Default: a line is a text."),
+    typer.Option(help="Column of the table, from 1; negative: from the end. Default: a line is a text."),
 ]

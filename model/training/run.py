@@ -132,9 +132,8 @@ def _first_batch(
     batch = BatchStream(sources, max_tokens=config.training.batch_tokens, seed=config.seed).next_batch()
     assert batch is not None
     pairs_of_source: dict[int, list[tuple[list[int], list[int]]]] = {}
-    for source, source_mask, target, target_mask, origin in zip(*batch[:5], strict=True):
-        pair = source[source_mask].tolist(), target[target_mask].tolist()
-        pairs_of_source.setdefault(int(origin), []).append(pair)
+    for pair, origin in zip(batch.pairs(), batch.origins.tolist(), strict=True):
+        pairs_of_source.setdefault(origin, []).append(pair)
     # As many of each as there are: a pass over all is the batch again.
     kept = [WeightedSource(TokenPairs.from_pairs(pairs), len(pairs)) for pairs in pairs_of_source.values()]
     return kept, [names[origin] for origin in pairs_of_source]

@@ -186,7 +186,7 @@ def test_hooks_do_not_stay_behind(make_model: ModelMaker) -> None:
     teacher, student = make_model(decoder_cell="ssru"), make_model()
     objective = Distillation(teacher, student, EVERYTHING, weights_of_source=[EACH])
     objective(student, toy_batch(), step=1)
-    broken = toy_batch()._replace(source_ids=torch.full((3, 4), V))
+    broken = replace(toy_batch(), source_ids=torch.full((3, 4), V))
     with pytest.raises(IndexError):
         objective(student, broken, step=2)
     assert not any(module._forward_hooks for model in (teacher, student) for module in model.modules())
@@ -253,7 +253,7 @@ def test_lessons_are_kept_while_their_chunk_lasts_and_change_no_loss(
     vocabulary = SampledVocabulary(V, None, 2, 3, 2, seed=1)
     forgetful = Distillation(teacher, student, vocabulary, weights_of_source=[EACH])
     keeping = Distillation(teacher, student, vocabulary, weights_of_source=[EACH], keeps=True)
-    batches = [toy_batch()._replace(place=place) for place in [(0, 0), (0, 1), (0, 0), (1, 0), (0, 0)]]
+    batches = [replace(toy_batch(), place=place) for place in [(0, 0), (0, 1), (0, 0), (1, 0), (0, 0)]]
     expected = [forgetful(student, batch, step=step) for step, batch in enumerate(batches)]
     calls: list[int] = []
     counted_encoder(teacher, calls, monkeypatch)

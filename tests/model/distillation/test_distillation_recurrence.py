@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -186,7 +187,8 @@ def test_padding_changes_nothing(make_model: ModelMaker) -> None:
 
 
 def padded_further(batch: Batch, num_more: int) -> Batch:
-    return batch._replace(
+    return replace(
+        batch,
         target_ids=torch.nn.functional.pad(batch.target_ids, (0, num_more), value=7),
         target_mask=torch.nn.functional.pad(batch.target_mask, (0, num_more), value=False),
     )
