@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from model.training.processes import Processes
 from model.training.run import Surroundings, run_training
 from model.training.start import Given
 
+ROOT = Path(__file__).resolve().parents[3]
 DRAW = random.Random(4)
 WORDS = ["".join(DRAW.choices("abcdefghijklmnopqrstuvwxyz", k=DRAW.randint(3, 7))) for _ in range(60)]
 SOURCE = """
@@ -120,3 +122,34 @@ def test_a_distillation_in_rounds_goes_on_where_it_stopped(
     write(folder, "once", max_steps=20, rounds=1)
     once = distilled(folder, "once", [])
     assert any(not torch.equal(whole[name], once[name]) for name in whole)
+
+
+def test_the_configuration_of_the_guide_runs(folder: Path) -> None:
+    guide = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```toml\n(.*?)```", guide, re.DOTALL)
+    (whole,) = (block for block in blocks if "[distillation]" in block)
+    for written, small in {
+        'exclude = ["test.en", "test.pt"]': 'exclude = ["test.en", "test.pt"]\nfilters.off = ["language"]',
+        "max_steps = 5000": "max_steps = 3\ntensorboard = false",
+        "warmup_steps = 100": "warmup_steps = 1",
+        '"../app/bundles/en-pt"': '"teacher/model"',
+        "fit_steps = 1000": "fit_steps = 2",
+    }.items():
+        assert written in whole
+        whole = whole.replace(written, small)
+    lines = (folder / "pairs.tsv").read_text(encoding="utf-8").splitlines(keepends=True)
+    (folder / "mono.tsv").write_text("".join(lines[:40]), encoding="utf-8")
+    (folder / "rare.tsv").write_text("".join(lines[40:]), encoding="utf-8")
+    for side in ("en", "pt"):
+        (folder / f"test.{side}").write_text("What is tested.\n", encoding="utf-8")
+    (folder / "guide.toml").write_text(whole, encoding="utf-8")
+
+    said: list[str] = []
+    distilled(folder, "guide", said)
+    teacher, student = (
+        dict(load_model(folder / name / "model").weights) for name in ("teacher", "run-en-pt")
+    )
+    assert any("unexplained after 2 steps" in line for line in said)
+    for name in student.keys() & teacher.keys():
+        is_frozen = name.startswith(("encoder", "embedding", "output_bias"))
+        assert torch.equal(student[name], teacher[name]) == is_frozen, name
