@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -43,12 +43,14 @@ def make_run(tmp_path: Path) -> Callable[..., RunConfig]:
     return make
 
 
-def begun(make_model: ModelMaker, config: RunConfig, said: list[str]) -> Transformer:
+def begun(
+    make_model: ModelMaker, config: RunConfig, said: list[str], processes: Processes | None = None
+) -> Transformer:
     torch.manual_seed(3)
     teacher = make_model(decoder_cell="ssru", d_model=32, num_heads=4)
     student = student_of(teacher)
     sources = [WeightedSource(reversed_pairs(60, seed=1), 1.0)]
-    imitate_teacher(config, student, teacher, sources, Processes(), say=said.append)
+    imitate_teacher(config, student, teacher, sources, processes or Processes(), say=said.append)
     return student
 
 
@@ -66,6 +68,23 @@ def test_a_run_that_begins_again_begins_with_the_same_weights(
 ) -> None:
     first, second = (begun(make_model, make_run(), []).state_dict() for _ in range(2))
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_another_process_learns_nothing_and_takes_the_weights_of_the_first(
+    make_model: ModelMaker, make_run: Callable[..., RunConfig]
+) -> None:
+    first = begun(make_model, make_run(), [])
+
+    class Second(Processes):
+        def share(self, tensors: Sequence[torch.Tensor]) -> None:
+            for mine, theirs in zip(tensors, first.parameters(), strict=True):
+                mine.copy_(theirs.data)
+
+    said: list[str] = []
+    second = begun(make_model, make_run(), said, Second(rank=1, count=2))
+    assert said == []
+    weights = first.state_dict()
+    assert all(torch.equal(value, weights[name]) for name, value in second.state_dict().items())
 
 
 def test_without_steps_it_has_nothing_to_say(
