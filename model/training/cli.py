@@ -17,6 +17,7 @@ from app.errors import CheckpointError, InvalidOption
 from model.saved_model import load_model
 from model.training.config_file import check_files, load_run_config
 from model.training.device import device_of, uses_bfloat16
+from model.training.kept_memory import keep_freed_memory
 from model.training.launcher import run_processes
 from model.training.processes import joined, left
 from model.training.run import Surroundings, run_training
@@ -82,6 +83,7 @@ def _run(path: Path, *, overfit: bool, num_processes: int | None, needs_teacher:
         )
     training = config.training.model_copy(update={"processes": wanted})
     config = config.model_copy(update={"training": training})
+    keep_freed_memory()
     torch.set_num_threads(training.threads)
     device = device_of(training)
     shared = joined(device)
