@@ -21,7 +21,9 @@ SourceColumn = Annotated[int, typer.Option(help="Column of the table, from 1; ne
 TargetColumn = Annotated[int, typer.Option(help="Column of the table, from 1; negative: from the end.")]
 Where = Annotated[
     Optional[list[str]],  # noqa: UP045
-    typer.Option(help="Only rows whose cell is one of these: COLUMN=VALUE[,VALUE...]; may be repeated."),
+    typer.Option(
+        help="Only rows whose cell is one of these: COLUMN=VALUE[,VALUE...], columns from 1; may be repeated."
+    ),
 ]
 Source = Annotated[str, typer.Option("--source", "-s", help="Source language, BCP-47.")]
 Target = Annotated[str, typer.Option("--target", "-t", help="Target language, BCP-47.")]

@@ -13,10 +13,10 @@ _NEVER, _NONE = -1, 0
 def keep_freed_memory() -> None:
     """Have the C library keep what is freed instead of giving it back to the system at once.
 
-    Every step makes the same tensors of 10 to 100 MB and frees them. glibc would map each anew and give it
-    back, and the system would clear its pages every time: a sixth of a step of distillation. Other C
-    libraries have no such call, and nothing happens. For the whole process, best before anything large is
-    made; what a process once needed it keeps to its end.
+    Every step makes and frees the same tensors, some of more than 32 MB. glibc maps such ones anew each time,
+    and gives the end of its heap back; the system then clears every page again: a sixth of a step of
+    distillation. Where the C library has no such options, nothing happens. It holds for the main thread,
+    PyTorch's backward pass on a CPU included; what the process once needed it keeps to its end.
     """
     if sys.platform != "linux":
         return
