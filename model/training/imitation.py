@@ -46,6 +46,11 @@ def imitate_teacher(
     assert config.distillation is not None
     steps = config.distillation.fit_steps
     if processes.is_first:
+        if steps:
+            say(
+                f"fitting self-attention to the recurrence: {steps} steps; a run that is stopped before "
+                "their end begins them anew"
+            )
         reached: list[LayerFit] = []
         console = Console(stderr=True)
         with Progress(
