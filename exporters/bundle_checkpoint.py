@@ -22,11 +22,13 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from app.bundle import Bundle
+from app.bundle.manifest import Manifest
 from app.bundle.onnx_paths import external_files
 from app.decoding.shortlist import Shortlist
 from app.errors import CheckpointError
 from exporters.checkpoint import AlignmentHeads, Checkpoint, Float32Array, Int8Array, QuantizedWeight, Weight
-from model.config import Activation, PositionLayout, TransformerConfig
+from exporters.sublayers import self_attention_inputs
+from model.config import Activation, DecoderCell, PositionLayout, TransformerConfig
 from model.saved_model import parameter_shapes
 
 _ACTIVATION_OF: Mapping[str, Activation] = {"Relu": "relu", "Gelu": "gelu", "Sigmoid": "silu"}
@@ -52,7 +54,7 @@ def read_checkpoint(bundle: Bundle) -> Checkpoint:
             "model again with that variant"
         )
     encoder, step = _Graph.read(bundle, fp32.encoder), _Graph.read(bundle, fp32.step)
-    config = _config(bundle, encoder)
+    config = _config(bundle, encoder, step)
     shortlist = bundle.manifest.shortlist
     return Checkpoint(
         config=config,
@@ -130,7 +132,7 @@ class _Graph:
         return value
 
 
-def _config(bundle: Bundle, encoder: _Graph) -> TransformerConfig:
+def _config(bundle: Bundle, encoder: _Graph, step: _Graph) -> TransformerConfig:
     manifest = bundle.manifest
     found = {_ACTIVATION_OF[node.op_type] for node in encoder.nodes if node.op_type in _ACTIVATION_OF}
     if len(found) != 1:
@@ -139,6 +141,7 @@ def _config(bundle: Bundle, encoder: _Graph) -> TransformerConfig:
     if norm is None:
         raise encoder.fault(f"there is no {_NORM}")
     sizes = manifest.sizes
+    cell, decoder_heads = _decoder_cell(manifest, step)
     return TransformerConfig(
         vocabulary_size=sizes.vocabulary_size,
         d_model=sizes.d_model,
@@ -149,12 +152,25 @@ def _config(bundle: Bundle, encoder: _Graph) -> TransformerConfig:
         activation=found.pop(),
         norm="pre" if "encoder_norm.weight" in encoder.tensors else "post",
         positions=_position_layout(encoder, sizes.d_model),
-        decoder_cell="ssru" if manifest.state[0].kind == "cell" else "attention",
+        decoder_cell=cell,
+        decoder_heads=decoder_heads,
         # The shortest decimal of the graph's float32: 1e-06, not 9.99999997e-07.
         layer_norm_epsilon=float(str(np.float32(encoder.attribute(norm, "epsilon")))),
         eos_id=manifest.tokens.eos_id,
         start_id=manifest.tokens.start_id,
     )
+
+
+def _decoder_cell(manifest: Manifest, step: _Graph) -> tuple[DecoderCell, int | None]:
+    """What stands first in each decoder layer, and its heads if they are not as many as elsewhere."""
+    state = manifest.state[0]
+    if state.kind == "cell":
+        return "ssru", None
+    num_heads = state.shape[0]
+    packed = self_attention_inputs("gated_attention", "decoder.0.self_attention")
+    gated = f"{_stored_name(packed)}.weight" in step.tensors
+    heads = None if num_heads == manifest.sizes.num_heads else num_heads
+    return "gated_attention" if gated else "attention", heads
 
 
 def _position_layout(encoder: _Graph, d_model: int) -> PositionLayout:
@@ -191,7 +207,7 @@ def _step_groups(config: TransformerConfig) -> Iterator[tuple[str, ...]]:
         if config.decoder_cell == "ssru":
             yield (f"{name}.cell.candidate", f"{name}.cell.forget")
         else:
-            yield tuple(f"{name}.self_attention.{part}" for part in ("query", "key", "value"))
+            yield self_attention_inputs(config.decoder_cell, f"{name}.self_attention")
             yield (f"{name}.self_attention.output",)
         for part in ("cross_attention.query", "cross_attention.output", "ffn.inner", "ffn.outer"):
             yield (f"{name}.{part}",)

@@ -31,7 +31,7 @@ from exporters.graph_builder import FLOAT, FLOAT16, INT32, INT64, MICROSOFT, Gra
 from exporters.graphs import ModelContext
 from exporters.linear import vector
 from exporters.step_graphs import StepKind, state_dims
-from exporters.sublayers import cached_self_attention, next_cell
+from exporters.sublayers import cached_self_attention, next_cell, self_attention_inputs
 from exporters.token_choice import MAX_CANDIDATES, adjusted, without_forbidden
 
 
@@ -203,13 +203,9 @@ class _Decoder:
     def _self_attention(self, x: str, layer: int) -> Product:
         graph, checkpoint, config = self.graph, self.context.checkpoint, self.context.checkpoint.config
         name = f"decoder.{layer}.self_attention"
-        packed = linear(graph, checkpoint, x, [f"{name}.{part}" for part in ("query", "key", "value")])
+        packed = linear(graph, checkpoint, x, self_attention_inputs(config.decoder_cell, name))
         y = cached_self_attention(
-            graph,
-            packed,
-            layer,
-            num_heads=config.num_heads,
-            max_target_tokens=self.context.max_target_tokens,
+            graph, config, packed, layer, max_target_tokens=self.context.max_target_tokens
         )
         return multiply(graph, checkpoint, y, [f"{name}.output"])
 

@@ -106,6 +106,12 @@ class GraphBuilder:
         self._nodes.append(helper.make_node("Split", [x], outputs, axis=-1, num_outputs=num_parts))
         return outputs
 
+    def split_off(self, x: str, size: int, rest: int) -> tuple[str, str]:
+        """The first `size` and the other `rest` elements of x along its last axis."""
+        first, second = f"v{len(self._nodes)}_0", f"v{len(self._nodes)}_1"
+        self._nodes.append(helper.make_node("Split", [x, self.ints(size, rest)], [first, second], axis=-1))
+        return first, second
+
     def build(self) -> onnx.ModelProto:
         """The finished model. External data is written by `WeightStore.write`.
 

@@ -16,7 +16,15 @@ from exporters.checkpoint import Checkpoint
 from exporters.graph_builder import FLOAT, INT32, INT64, MICROSOFT, Dims, GraphBuilder
 from exporters.graphs import GraphContext
 from exporters.rows import BeamRows, GreedyRows, Rows
-from exporters.sublayers import cached_self_attention, embed, feed_forward, next_cell, norm_of_rows, sublayer
+from exporters.sublayers import (
+    cached_self_attention,
+    embed,
+    feed_forward,
+    next_cell,
+    norm_of_rows,
+    self_attention_inputs,
+    sublayer,
+)
 from exporters.token_choice import (
     CANDIDATE_BLOCK,
     MAX_CANDIDATES,
@@ -53,7 +61,9 @@ def state_tensors(checkpoint: Checkpoint) -> tuple[StateTensor, ...]:
             for layer in range(config.decoder_layers)
         )
     return tuple(
-        StateTensor(name=f"self_{kind}_{layer}", kind="kv", shape=(config.num_heads, config.head_size))
+        StateTensor(
+            name=f"self_{kind}_{layer}", kind="kv", shape=(config.num_decoder_heads, config.head_size)
+        )
         for layer in range(config.decoder_layers)
         for kind in ("key", "value")
     )
@@ -216,13 +226,9 @@ class _Decoder:
     def _self_attention(self, x: str, layer: int) -> str:
         graph, arithmetic, config = self.graph, self.context.arithmetic, self.context.checkpoint.config
         name = f"decoder.{layer}.self_attention"
-        packed = arithmetic.linear(graph, x, [f"{name}.{part}" for part in ("query", "key", "value")])
+        packed = arithmetic.linear(graph, x, self_attention_inputs(config.decoder_cell, name))
         y = cached_self_attention(
-            graph,
-            packed,
-            layer,
-            num_heads=config.num_heads,
-            max_target_tokens=self.context.max_target_tokens,
+            graph, config, packed, layer, max_target_tokens=self.context.max_target_tokens
         )
         return arithmetic.linear(graph, y, [f"{name}.output"])
 

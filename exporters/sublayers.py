@@ -11,6 +11,7 @@ import numpy as np
 from exporters.checkpoint import Checkpoint
 from exporters.graph_builder import MICROSOFT, GraphBuilder
 from exporters.linear import Arithmetic, quantized_weight, vector
+from model.config import DecoderCell, TransformerConfig
 
 
 def position_codes(graph: GraphBuilder, checkpoint: Checkpoint, num_positions: int) -> str:
@@ -151,19 +152,29 @@ def next_cell(graph: GraphBuilder, both: str, layer: int) -> str:
     return graph.op("Add", candidate, kept, name=f"next_cell_{layer}")
 
 
+def self_attention_inputs(cell: DecoderCell, name: str) -> tuple[str, ...]:
+    """The linear layers of a decoder self-attention that read its input, as they lie side by side."""
+    gate = ("gate",) if cell == "gated_attention" else ()
+    return tuple(f"{name}.{part}" for part in ("query", "key", "value", *gate))
+
+
 def cached_self_attention(
-    graph: GraphBuilder, packed: str, layer: int, *, num_heads: int, max_target_tokens: int
+    graph: GraphBuilder, config: TransformerConfig, packed: str, layer: int, *, max_target_tokens: int
 ) -> str:
-    """Attention of each row to what it has decoded, [R,1,d]; writes its key and value at its position.
+    """Attention of each row to what it has decoded, [R,1,H*D]; writes its key and value at its position.
 
     Args:
         graph: graph to extend, with inputs ``self_key_{layer}``, ``self_value_{layer}`` and ``positions``.
-        packed: query, key and value side by side, [R,1,3d].
+        config: of the model.
+        packed: `self_attention_inputs` side by side, [R,1,3*H*D] or, with a gate, [R,1,4*H*D].
         layer: of the decoder.
-        num_heads: H.
         max_target_tokens: T of the caches.
     """
-    return graph.ops(
+    num_heads, gate = config.num_decoder_heads, None
+    if config.decoder_cell == "gated_attention":
+        width = num_heads * config.head_size
+        packed, gate = graph.split_off(packed, 3 * width, width)
+    attended = graph.ops(
         "GroupQueryAttention",
         packed,
         "",
@@ -179,3 +190,4 @@ def cached_self_attention(
         num_heads=num_heads,
         kv_num_heads=num_heads,
     )[0]
+    return attended if gate is None else graph.op("Mul", attended, graph.op("Sigmoid", gate))

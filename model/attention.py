@@ -58,18 +58,34 @@ def scaled_dot_product_attention(queries: Tensor, attended: KeysValues, mask: Te
 class MultiHeadAttention(nn.Module):
     """Section 3.2.2: ``MultiHead(Q, K, V) = Concat(head_1, ..., head_H) W^O``.
 
-    The H projections of one kind are one d x d matrix (d = H * D); head h owns outputs h*D to
-    (h+1)*D-1. All four have a bias, which the paper leaves open and both Marian and PyTorch have.
+    The H projections of one kind are one matrix of H * D outputs, of which head h owns h*D to (h+1)*D-1;
+    H * D = d in the paper. All four have a bias, which the paper leaves open and both Marian and PyTorch
+    have.
+
+    With a gate, ``Concat(...) * sigmoid(W^G x + b^G)`` stands in the place of the concatenation, x being what
+    the queries come from (Qiu et al. 2025, "Gated Attention for Large Language Models", element-wise at the
+    position G1): each feature of each head is let through as far as the looking position wants it.
     """
 
-    def __init__(self, d_model: int, num_heads: int) -> None:
-        """Make W^Q, W^K, W^V and W^O; ``d_model`` must be a multiple of ``num_heads``."""
+    def __init__(
+        self, d_model: int, num_heads: int, *, head_size: int | None = None, gated: bool = False
+    ) -> None:
+        """Make W^Q, W^K, W^V, W^O and, with a gate, W^G.
+
+        Args:
+            d_model: width of inputs and outputs.
+            num_heads: H.
+            head_size: D; without it ``d_model`` must be a multiple of H.
+            gated: whether there is a gate.
+        """
         super().__init__()
         self.num_heads = num_heads
-        self.query = nn.Linear(d_model, d_model)
-        self.key = nn.Linear(d_model, d_model)
-        self.value = nn.Linear(d_model, d_model)
-        self.output = nn.Linear(d_model, d_model)
+        width = num_heads * (head_size or d_model // num_heads)
+        self.query = nn.Linear(d_model, width)
+        self.key = nn.Linear(d_model, width)
+        self.value = nn.Linear(d_model, width)
+        self.gate = nn.Linear(d_model, width) if gated else None
+        self.output = nn.Linear(width, d_model)
 
     def keys_values(self, attended: Tensor) -> KeysValues:
         """Project what is looked at, [B, S, d], to keys and values [B, H, S, D]."""
@@ -88,12 +104,14 @@ class MultiHeadAttention(nn.Module):
         """
         queries = self._split(self.query(inputs))  # [B, H, T, D]
         heads = scaled_dot_product_attention(queries, attended, mask)  # [B, H, T, D]
-        concatenated = heads.transpose(1, 2).flatten(2)  # [B, T, H, D] -> [B, T, H*D = d]
+        concatenated = heads.transpose(1, 2).flatten(2)  # [B, T, H, D] -> [B, T, H*D]
+        if self.gate is not None:
+            concatenated = concatenated * torch.sigmoid(self.gate(inputs))  # [B, T, H*D]
         projected: Tensor = self.output(concatenated)  # [B, T, d]
         return projected
 
     def _split(self, projected: Tensor) -> Tensor:
-        """Cut [B, T, d] into heads, [B, H, T, D]."""
+        """Cut [B, T, H*D] into heads, [B, H, T, D]."""
         heads = projected.view(*projected.shape[:2], self.num_heads, -1)  # [B, T, H, D]
         return heads.transpose(1, 2)  # [B, H, T, D]
 
@@ -103,8 +121,7 @@ class CausalSelfAttention(MultiHeadAttention):
 
     def start(self, num_rows: int) -> KeysValues:
         """The cache before the first position: keys and values [R, H, 0, D]."""
-        d_model = self.key.out_features
-        shape = (num_rows, self.num_heads, 0, d_model // self.num_heads)
+        shape = (num_rows, self.num_heads, 0, self.key.out_features // self.num_heads)
         empty = self.key.weight.new_zeros(shape)  # [R, H, 0, D]
         return KeysValues(empty, empty)
 

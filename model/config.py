@@ -8,7 +8,7 @@ from typing import Literal
 Activation = Literal["relu", "gelu", "silu"]
 NormPlacement = Literal["post", "pre"]
 PositionLayout = Literal["interleaved", "halves"]
-DecoderCell = Literal["attention", "ssru"]
+DecoderCell = Literal["attention", "gated_attention", "ssru"]
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,9 @@ class TransformerConfig:
         activation: non-linearity of the feed-forward network.
         norm: LayerNorm after the residual sum ("post", the paper) or before the sub-layer ("pre").
         positions: sine and cosine interleaved (the paper) or as two halves (Marian).
-        decoder_cell: causal self-attention (the paper) or the SSRU recurrence (Kim et al. 2019).
+        decoder_cell: causal self-attention (the paper), the same with a gate on its heads (Qiu et al. 2025),
+            or the SSRU recurrence (Kim et al. 2019).
+        decoder_heads: heads of the decoder's self-attention, as wide as the others; None: ``num_heads``.
         dropout: probability, applied to embeddings and to every sub-layer's output.
         layer_norm_epsilon: added to the variance.
         eos_id: token that ends source and target.
@@ -44,6 +46,7 @@ class TransformerConfig:
     norm: NormPlacement = "post"
     positions: PositionLayout = "interleaved"
     decoder_cell: DecoderCell = "attention"
+    decoder_heads: int | None = None
     dropout: float = 0.1
     layer_norm_epsilon: float = 1e-6
     eos_id: int = 0
@@ -65,6 +68,11 @@ class TransformerConfig:
             raise ValueError(
                 f"d_model is {self.d_model}; it must be even and a multiple of num_heads ({self.num_heads})"
             )
+        if self.decoder_heads is not None and (self.decoder_heads < 1 or self.decoder_cell == "ssru"):
+            raise ValueError(
+                f"decoder_heads is {self.decoder_heads} with decoder_cell {self.decoder_cell!r}; it must be "
+                "at least 1, and a recurrence has none: leave it out there"
+            )
         if not 0.0 <= self.dropout < 1.0:
             raise ValueError(f"dropout is {self.dropout}; it must be in [0, 1)")
 
@@ -72,3 +80,8 @@ class TransformerConfig:
     def head_size(self) -> int:
         """D, the width of one attention head."""
         return self.d_model // self.num_heads
+
+    @property
+    def num_decoder_heads(self) -> int:
+        """H of the decoder's self-attention, whose keys and values are H * D wide."""
+        return self.num_heads if self.decoder_heads is None else self.decoder_heads

@@ -109,7 +109,12 @@ class DecoderLayer(ResidualLayer):
         if self.has_cell:
             self.cell = SSRU(config.d_model)
         else:
-            self.self_attention = CausalSelfAttention(config.d_model, config.num_heads)
+            self.self_attention = CausalSelfAttention(
+                config.d_model,
+                config.num_decoder_heads,
+                head_size=config.head_size,
+                gated=config.decoder_cell == "gated_attention",
+            )
         self.self_norm = layer_norm(config)
         self.cross_attention = MultiHeadAttention(config.d_model, config.num_heads)
         self.cross_norm = layer_norm(config)

@@ -41,6 +41,8 @@ _FILE_NAMES = frozenset({WEIGHTS_NAME, DESCRIPTION_NAME, TOKENIZER_NAME})
 _MAX_DESCRIPTION_BYTES = 1 << 20
 _MAX_NAMED = 3
 _CONFIG_FIELDS = frozenset(each.name for each in dataclasses.fields(TransformerConfig))
+_BEFORE = {"decoder_heads": None}
+"""What the configurations meant that were written before these fields existed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -222,6 +224,8 @@ def _parse_description(raw: bytes, where: str) -> _Description:
         )
     # A configuration's defaults may change one day, so each of its fields must be stated.
     stated = document.get("config")
+    if isinstance(stated, dict):
+        stated = _BEFORE | stated
     if isinstance(stated, dict) and stated.keys() != _CONFIG_FIELDS:
         faults = [
             f"{what} {_named(names)}"
@@ -236,7 +240,7 @@ def _parse_description(raw: bytes, where: str) -> _Description:
             f"{len(_CONFIG_FIELDS)} fields and knows no other. Save the model again with this version"
         )
     try:
-        description = _Description.model_validate_json(raw)
+        description = _Description.model_validate_json(json.dumps(document | {"config": stated}))
         _sizes(description.config)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]

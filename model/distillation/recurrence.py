@@ -1,11 +1,13 @@
 """Self-attention that begins as the recurrence (SSRU) of a teacher's decoder layer.
 
 What both have in common is a mean over the positions so far. The recurrence weighs them channel by channel,
-``c_t = f_t c_{t-1} + (1 - f_t) W x_t``: a channel with a small forget gate f keeps the last position alone,
-one with a large f many. Attention weighs them head by head. So a head takes channels of similar gates, its
-values are their candidates W x, and it looks about as far back as they do (`start_as_recurrence`). Then each
-attention alone, between inputs and outputs of the teacher's sub-layer, is fitted by gradients
-(`imitate_recurrences`): a step of that is cheap, since it goes back through nothing else.
+``c_t = f_t c_{t-1} + (1 - f_t) W x_t``, where a forget gate f_t follows from the input. Attention weighs them
+head by head, and its gate lets through channel by channel. So each channel has a place in two heads: one that
+looks at the last position, gated by 1 - f_t, and one that looks at those before it, gated by f_t. Channels of
+similar gates share a head, since they look about as far back; values are their candidates W x, and the output
+projection adds the two (`start_as_recurrence`). Then each attention alone, between inputs and outputs of the
+teacher's sub-layer, is fitted by gradients (`imitate_recurrences`): a step of that is cheap, since it goes
+back through nothing else.
 
 How far back a position lies must be read off the inputs. In the first layer these are word embeddings plus
 position codes, and the embeddings are the larger part: a query and a key that take the codes' dimensions as
@@ -19,7 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import cycle, islice
 from typing import cast
 
 import torch
@@ -35,13 +37,14 @@ from model.transformer import Transformer
 _SLOWEST, _FASTEST = 0.03, 0.9
 """Radians per position of the waves that positions are read as: periods of 209 to 7 positions."""
 _FARTHEST = 2.0
-"""Positions back that a head looks at most at the start; its gradients take it from there."""
-_PEAK = 6.4
+"""Positions before the last one that a head looks at most at the start; gradients take it from there."""
+_PEAK_BEFORE, _PEAK_OWN = 6.4, 12.0
 """The score of the position that a head looks at, if all waves could be read without error."""
 _NOISE = 0.05
 _RIDGE = 1e-3
 _SAMPLE_TOKENS = 40_000
 _SAMPLE_POSITIONS = 64
+_KEPT_BYTES = 1 << 30
 _WARMUP_STEPS = 50
 _CLIP_NORM = 1.0
 
@@ -79,43 +82,58 @@ class LayerFit:
 
 @torch.no_grad()
 def start_as_recurrence(attention: CausalSelfAttention, cell: SSRU, sample: Sample) -> None:
-    """Set an attention's weights such that its heads look about as far back as the recurrence's channels.
+    """Set an attention's weights such that it does about what the recurrence does.
 
-    Channels are sorted by their mean forget gate f and dealt out to the heads in this order; values are
-    their candidates W x, and the output projection puts each channel back in its place. The recurrence
-    weighs position t - k by (1 - f) f^k, k = f / (1 - f) on average, which is where the head looks first:
-    with waves of frequencies w, of which the key has ``(cos w s, sin w s)`` and the query the same turned by
+    Channels are sorted by their mean forget gate f and dealt out in this order to the first half of the
+    heads, and again to the second half. The recurrence weighs position t - 1 - k by f_t (1 - f) f^k, where k
+    is f / (1 - f) on average: that is how far before the last position the heads of the first half look, and
+    f_t is their gate. Those of the second half look at position t itself, and their gate is 1 - f_t.
+
+    With waves of frequencies w, of which the key has ``(cos w s, sin w s)`` and the query the same turned by
     ``w k``, the product is ``cos(w (t - k - s))``, largest at s = t - k (Vaswani et al. 2017, section 3.5: a
     shift is a rotation). Both are read off the inputs by least squares. A little of the random
     initialisation stays, so that training can tell the heads' dimensions apart.
 
     Args:
-        attention: of the student; changed in place.
-        cell: of the teacher, as wide.
+        attention: of the student, gated, its heads together twice as wide as the recurrence; changed in
+            place.
+        cell: of the teacher.
         sample: of the layer's inputs.
     """
     d_model, num_heads = cell.candidate.in_features, attention.num_heads
-    head_size = d_model // num_heads
-    num_waves = head_size // 2
+    width = attention.value.out_features
+    if attention.gate is None or num_heads % 2 or width != 2 * d_model:
+        raise ValueError(
+            f"{num_heads} heads, {width} wide together, cannot begin as a recurrence of {d_model}"
+        )
+    head_size = width // num_heads
     gates = torch.sigmoid(cell.forget(sample.inputs)).mean(dim=0)  # [d]
     channels = gates.argsort()  # [d]
-    attention.value.weight.copy_(cell.candidate.weight[channels])
+    before, own = slice(0, d_model), slice(d_model, width)
     attention.output.weight.zero_()
-    attention.output.weight[channels, torch.arange(d_model, device=channels.device)] = 1.0
+    for half, sign in ((before, 1.0), (own, -1.0)):  # 1 - sigmoid(a) is sigmoid(-a)
+        attention.value.weight[half] = cell.candidate.weight[channels]
+        attention.gate.weight[half] = sign * cell.forget.weight[channels]
+        attention.gate.bias[half] = sign * cell.forget.bias[channels]
+        attention.output.weight[channels, torch.arange(half.start, half.stop, device=channels.device)] = 1.0
     for projection in (attention.query, attention.key):
         projection.weight.mul_(_NOISE)
     for projection in (attention.query, attention.key, attention.value, attention.output):
         nn.init.zeros_(projection.bias)
 
+    num_waves = head_size // 2
     if not num_waves:
         return  # nothing to read positions with
     frequencies = torch.logspace(math.log10(_SLOWEST), math.log10(_FASTEST), num_waves).to(gates)  # [waves]
     weight, bias = _reader(sample, frequencies)  # [waves, 2, d], [waves, 2]
-    # A product of head_size / 2 waves over sqrt(head_size) is to be the peak.
-    gain = math.sqrt(_PEAK * math.sqrt(head_size) / num_waves)
-    for head, gate in enumerate(gates[channels].view(num_heads, head_size).mean(dim=1).tolist()):
+    head_gates = gates[channels].view(num_heads // 2, head_size).mean(dim=1).tolist()
+    looks = [(1.0 + min(gate / max(1.0 - gate, _RIDGE), _FARTHEST), _PEAK_BEFORE) for gate in head_gates]
+    looks += [(0.0, _PEAK_OWN)] * (num_heads // 2)
+    for head, (distance, peak) in enumerate(looks):
+        # A product of head_size / 2 waves over sqrt(head_size) is to be the peak.
+        gain = math.sqrt(peak * math.sqrt(head_size) / num_waves)
         rows = slice(head * head_size, head * head_size + 2 * num_waves)
-        turn = _rotation(frequencies * min(gate / max(1.0 - gate, _RIDGE), _FARTHEST))  # [waves, 2, 2]
+        turn = _rotation(frequencies * distance)  # [waves, 2, 2]
         attention.key.weight[rows] += gain * weight.flatten(0, 1)
         attention.key.bias[rows] += gain * bias.flatten()
         attention.query.weight[rows] += gain * (turn @ weight).flatten(0, 1)
@@ -153,6 +171,9 @@ def imitate_recurrences(
 ) -> None:
     """Make the decoder self-attentions of a student that is otherwise its teacher's copy.
 
+    What comes into the teacher's layers takes longer to compute than a step does, so it is kept: after some
+    batches the same ones come again.
+
     Args:
         student: from `model.distillation.initialisation.student_of`; its self-attentions and their norms are
             changed in place.
@@ -176,7 +197,7 @@ def imitate_recurrences(
     )
     mode = student.training
     student.eval()  # dropout would hide how near it comes
-    for step, batch in enumerate(islice(batches, steps), start=1):
+    for step, lesson in enumerate(islice(_lessons(layers, teacher, batches), steps), start=1):
         rate = learning_rate * learning_rate_share(
             # One more than there are, so that the last still learns.
             step,
@@ -185,9 +206,10 @@ def imitate_recurrences(
             max_steps=steps + 1,
         )
         fits = []
-        for layer, inputs in zip(layers, _layer_inputs(teacher, batch), strict=True):
-            error, variance = layer.error(inputs, batch.target_mask)
+        for layer, (inputs, wanted) in zip(layers, lesson.layers, strict=True):
+            error = layer.error(inputs, wanted, lesson.mask)
             error.backward()  # type: ignore[no-untyped-call]
+            variance = float(wanted.var(dim=0, unbiased=False).mean())
             fits.append(LayerFit(float(error.detach()), variance))
         for group, learnt in zip(adamw.param_groups, parameters, strict=True):
             group["lr"] = rate
@@ -199,22 +221,56 @@ def imitate_recurrences(
 
 
 @dataclass(frozen=True)
+class _Lesson:
+    """What the layers shall do with one batch.
+
+    Attributes:
+        mask: bool [B, T], True at real tokens.
+        layers: for each layer its inputs [B, T, d], and what the teacher's first sub-layer and norm make of
+            the real ones, [tokens, d].
+    """
+
+    mask: Tensor
+    layers: tuple[tuple[Tensor, Tensor], ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the layers' tensors."""
+        return sum(tensor.nbytes for layer in self.layers for tensor in layer)
+
+
+def _lessons(layers: Sequence[_Layer], teacher: Transformer, batches: Iterator[Batch]) -> Iterator[_Lesson]:
+    """Of all batches, until so many are kept as the memory is meant to hold; then those again, endless."""
+    kept: list[_Lesson] = []
+    while sum(lesson.num_bytes for lesson in kept) < _KEPT_BYTES:
+        batch = next(batches)
+        inputs = _layer_inputs(teacher, batch)
+        with torch.no_grad():
+            wanted = [
+                _after_norm(layer.theirs, each)[batch.target_mask]
+                for layer, each in zip(layers, inputs, strict=True)
+            ]
+        kept.append(_Lesson(batch.target_mask, tuple(zip(inputs, wanted, strict=True))))
+        yield kept[-1]
+    yield from cycle(kept)
+
+
+@dataclass(frozen=True)
 class _Layer:
     """A layer of the student and the teacher's."""
 
     mine: DecoderLayer
     theirs: DecoderLayer
 
-    def error(self, inputs: Tensor, mask: Tensor) -> tuple[Tensor, float]:
-        """Of the student's sub-layer on the teacher's inputs [B, T, d] at real tokens, bool [B, T].
+    def error(self, inputs: Tensor, wanted: Tensor, mask: Tensor) -> Tensor:
+        """Mean squared difference, with its gradient, of the student's sub-layer from what is wanted.
 
-        Returns:
-            The mean squared difference with its gradient, and the variance of the teacher's outputs.
+        Args:
+            inputs: [B, T, d].
+            wanted: [tokens, d].
+            mask: bool [B, T], True at real tokens.
         """
-        with torch.no_grad():
-            wanted = _after_norm(self.theirs, inputs)[mask]  # [tokens, d]
-        error = (_after_norm(self.mine, inputs)[mask] - wanted).square().mean()
-        return error, float(wanted.var(dim=0, unbiased=False).mean())
+        return (_after_norm(self.mine, inputs)[mask] - wanted).square().mean()
 
 
 def _after_norm(layer: DecoderLayer, inputs: Tensor) -> Tensor:

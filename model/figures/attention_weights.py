@@ -122,7 +122,7 @@ def attention_of(model: Transformer, tokenizer: Tokenizer, text: str) -> Attenti
         cross=stacked("decoder", "cross_attention", config.decoder_layers),
         decoder=(
             stacked("decoder", "self_attention", config.decoder_layers)
-            if config.decoder_cell == "attention"
+            if config.decoder_cell != "ssru"
             else None
         ),
         ended=result.ended,

@@ -158,7 +158,7 @@ def attention_command(
     if not text.strip():
         raise InvalidOption("--text is blank; give a sentence")
     opened = _open(model)
-    has_decoder = opened.module.config.decoder_cell == "attention"
+    has_decoder = opened.module.config.decoder_cell != "ssru"
     if only is AttentionFigure.decoder and not has_decoder:
         raise InvalidOption(
             f"the decoder of {model} has recurrent cells (SSRU) in the place of self-attention, so there "

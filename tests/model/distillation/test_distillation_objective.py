@@ -158,7 +158,12 @@ def test_an_encoder_is_shared_only_where_it_can_be(
         changed.encoder[1].ffn.inner.bias[0] += 0.5  # type: ignore[union-attr,operator,index]
     assert not shares(changed)
     # Equal weights, another computation: fewer layers, more heads, other position codes.
-    for changes in ({"encoder_layers": 1}, {"num_heads": 8}, {"positions": "halves"}, {"activation": "gelu"}):
+    for changes in (
+        {"encoder_layers": 1},
+        {"num_heads": 8, "decoder_heads": 16},
+        {"positions": "halves"},
+        {"activation": "gelu"},
+    ):
         other = Transformer(replace(student_of(teacher).config, **changes))  # type: ignore[arg-type]
         other.load_state_dict(
             {

@@ -61,9 +61,13 @@ def attention_weights(attention: CausalSelfAttention, inputs: Tensor) -> Tensor:
     return scores.masked_fill(~past, -torch.inf).softmax(dim=3)
 
 
-def started(attention: CausalSelfAttention, cell: SSRU, inputs: Tensor) -> None:
+def started(cell: SSRU, inputs: Tensor, *, num_heads: int) -> CausalSelfAttention:
+    """An attention with twice `num_heads` heads that begins as a recurrence."""
+    d_model = inputs.shape[2]
+    attention = CausalSelfAttention(d_model, 2 * num_heads, head_size=d_model // num_heads, gated=True)
     positions = torch.arange(NUM_POSITIONS).float().expand(inputs.shape[:2])
     start_as_recurrence(attention, cell, Sample(inputs.flatten(0, 1), positions.flatten()))
+    return attention
 
 
 @pytest.mark.parametrize("layout", ["interleaved", "halves"])
@@ -74,28 +78,50 @@ def test_heads_look_about_as_far_back_as_their_channels_remember(
     torch.manual_seed(1)
     inputs = words_and_codes(d_model, layout, loudness=2.0)
     gates = torch.linspace(0.02, 0.95, d_model)[torch.randperm(d_model)]
-    attention, cell = CausalSelfAttention(d_model, num_heads), recurrence(d_model, gates)
-    started(attention, cell, inputs)
-    weights = attention_weights(attention, inputs).detach().mean(dim=0)[:, 10:]  # [H, 30, T]
+    attention = started(recurrence(d_model, gates), inputs, num_heads=num_heads)
+    weights = attention_weights(attention, inputs).detach().mean(dim=0)[:, 10:]  # [2 H, 30, T]
     distances = torch.arange(10, NUM_POSITIONS)[:, None] - torch.arange(NUM_POSITIONS)[None]
-    mean_distance = (weights * distances).sum(dim=2).mean(dim=1)  # [H]
-    assert 0 < mean_distance[0] < 3.0  # elsewhere than everywhere, which would be 12 back
-    assert mean_distance[-1] > mean_distance[0]
+    mean_distance = (weights * distances).sum(dim=2).mean(dim=1)  # [2 H]
+    before, own = mean_distance[:num_heads], mean_distance[num_heads:]
+    assert 0.5 < before[0] < 4.0  # elsewhere than everywhere, which would be 12 back
+    assert before[-1] > before[0]
+    assert own.max() < before.min()
     # Nobody sees itself alone however loud the words are: then no gradient would move the head.
     itself = weights.diagonal(offset=10, dim1=1, dim2=2).mean(dim=1)
-    assert itself.max() < 0.9
+    assert itself.max() < 0.95
 
 
-def test_channels_of_like_memory_share_a_head_and_come_out_in_their_places() -> None:
+def test_a_channel_comes_out_in_its_place_gated_as_the_recurrence_does() -> None:
     torch.manual_seed(1)
-    gates = torch.linspace(0.1, 0.9, 64)[torch.randperm(64)]
-    attention, cell = CausalSelfAttention(64, 8), recurrence(64, gates)
-    started(attention, cell, words_and_codes(64, "halves", loudness=1.0))
-    inputs = torch.randn(2, 1, 64)  # one position looks at itself alone
-    outputs, _ = attention.advance(inputs, attention.start(2))
-    torch.testing.assert_close(outputs, cell.candidate(inputs))
-    of_heads = gates[attention.output.weight.argmax(dim=0)]
-    assert torch.equal(of_heads, gates.sort().values)
+    cell = SSRU(64)
+    inputs = words_and_codes(64, "halves", loudness=1.0)
+    attention = started(cell, inputs, num_heads=8)
+    assert attention.gate is not None
+    sizes = torch.sigmoid(cell.forget(inputs.flatten(0, 1))).mean(dim=0)
+    of_heads = sizes[attention.output.weight[:, :64].argmax(dim=0)]
+    assert torch.equal(of_heads, sizes.sort().values)  # channels of like memory share a head
+    # With every head looking at one and the same position, f_t c + (1 - f_t) c is left of it.
+    one = torch.randn(2, 1, 64)
+    outputs, _ = attention.advance(one, attention.start(2))
+    torch.testing.assert_close(outputs, cell.candidate(one))
+    # And with what comes before silenced, what an SSRU makes of its first position, but for the rectifier.
+    with torch.no_grad():
+        attention.output.weight[:, :64] = 0.0
+    outputs, _ = attention.advance(one, attention.start(2))
+    expected, _ = cell.advance(one, cell.start(2))
+    torch.testing.assert_close(outputs.relu(), expected)
+
+
+def test_an_attention_without_gate_or_room_is_refused() -> None:
+    cell, inputs = SSRU(64), words_and_codes(64, "halves", loudness=1.0)
+    positions = torch.arange(NUM_POSITIONS).float().expand(inputs.shape[:2])
+    sample = Sample(inputs.flatten(0, 1), positions.flatten())
+    for attention in (
+        CausalSelfAttention(64, 16, head_size=8),
+        CausalSelfAttention(64, 8, gated=True),
+    ):
+        with pytest.raises(ValueError, match="wide together, cannot begin as a recurrence of 64"):
+            start_as_recurrence(attention, cell, sample)
 
 
 def batches(num_words: int = 40) -> Iterator[Batch]:
@@ -152,7 +178,32 @@ def test_no_steps_leave_the_start(make_model: ModelMaker) -> None:
     imitate_recurrences(student, teacher, batches(), steps=0)
     value = student.state_dict()["decoder.0.self_attention.value.weight"]
     candidate = teacher.state_dict()["decoder.0.cell.candidate.weight"]
-    assert torch.equal(value.sort(dim=0).values, candidate.sort(dim=0).values)
+    for half in value.chunk(2):
+        assert torch.equal(half.sort(dim=0).values, candidate.sort(dim=0).values)
+
+
+def test_when_the_memory_is_full_the_same_lessons_come_again(
+    make_model: ModelMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    teacher = small_teacher(make_model)
+    taken: list[Batch] = []
+
+    def counted() -> Iterator[Batch]:
+        for batch in batches():
+            taken.append(batch)
+            yield batch
+
+    steps: list[int] = []
+    for kept_bytes in (1 << 30, 1):
+        monkeypatch.setattr(recurrence_module, "_KEPT_BYTES", kept_bytes)
+        taken.clear()
+        imitate_recurrences(
+            student_of(teacher), teacher, counted(), steps=9, on_step=lambda step, _: steps.append(step)
+        )
+        if kept_bytes > 1:
+            num_for_samples = len(taken) - 9
+    assert steps == [*range(1, 10)] * 2
+    assert len(taken) == num_for_samples + 1
 
 
 def test_the_same_seed_gives_the_same_start(make_model: ModelMaker) -> None:
