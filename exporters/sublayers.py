@@ -28,7 +28,8 @@ def position_codes(graph: GraphBuilder, checkpoint: Checkpoint, num_positions: i
     d_model, layout = checkpoint.config.d_model, checkpoint.config.positions
     half = d_model // 2
     divisor = half if layout == "interleaved" else half - 1
-    frequencies = np.exp(-math.log(10000.0) * np.arange(half) / divisor)
+    # Not numpy's exp: with AVX-512 its last digit differs, and a bundle shall be the same on every CPU.
+    frequencies = np.array([math.exp(-math.log(10000.0) * index / divisor) for index in range(half)])
     phases = np.array([0.0, math.pi / 2])
     if layout == "interleaved":
         frequencies, phases = np.repeat(frequencies, 2), np.tile(phases, half)

@@ -25,6 +25,9 @@ SHIPPED = ("en-pt", "pt-en")
 KINDS: dict[str, dict[str, object]] = {
     "attention": {},
     "ssru": {"decoder_cell": "ssru", "positions": "halves"},
+    "gated": {"decoder_cell": "gated_attention", "decoder_heads": 8},
+    "gated, heads as elsewhere": {"decoder_cell": "gated_attention", "norm": "pre"},
+    "fewer heads": {"decoder_heads": 2},
     "pre": {"norm": "pre", "activation": "gelu", "layer_norm_epsilon": 1e-5, "start_id": 7},
     "silu": {
         "decoder_cell": "ssru",
@@ -100,7 +103,7 @@ def test_a_bundle_of_float32_graphs_alone_can_be_read(tmp_path: Path) -> None:
     assert (back.activation_scales, back.shortlist) == ({}, None)
 
 
-@pytest.mark.parametrize("kind", ["attention", "ssru"])
+@pytest.mark.parametrize("kind", ["attention", "ssru", "gated"])
 @pytest.mark.parametrize("shared", [True, False], ids=["together", "one by one"])
 def test_activation_scales_come_back(tmp_path: Path, kind: str, shared: bool) -> None:
     original = tiny_checkpoint(**KINDS[kind])

@@ -42,7 +42,7 @@ def exported(folder: Path, checkpoint: Checkpoint, variants: Sequence[Variant]) 
     return export_bundle(checkpoint, folder, dataclasses.replace(options, verification_texts=tiny_texts(3)))
 
 
-@pytest.mark.parametrize("name", ["attention post relu", "ssru pre silu"])
+@pytest.mark.parametrize("name", ["attention post relu", "gated post relu", "ssru pre silu"])
 def test_the_new_variant_costs_the_others_nothing(tmp_path: Path, name: str) -> None:
     without = exported(tmp_path / "without", cuda_checkpoint(name), ALL[:2]).manifest
     bundle = exported(tmp_path / "with", cuda_checkpoint(name), ALL)

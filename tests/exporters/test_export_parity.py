@@ -55,6 +55,13 @@ MODELS: dict[str, dict[str, object]] = {
         "encoder_layers": 3,
         "decoder_cell": "ssru",
     },
+    "gated": {
+        "decoder_cell": "gated_attention",
+        "decoder_heads": 8,
+        "shortlist": True,
+        "activation_scales": SCALES | {"decoder.0.self_attention.gate.weight": 0.03},
+    },
+    "pre-norm gated": {"decoder_cell": "gated_attention", "decoder_heads": 3, "norm": "pre", "start_id": 5},
     "scales": {"activation_scales": SCALES, "norm": "pre", "start_id": 7, "activation": "gelu"},
 }
 

@@ -49,7 +49,7 @@ def with_bias(model: Transformer, **bias_of: float) -> Transformer:
     return model
 
 
-@pytest.mark.parametrize("decoder_cell", ["attention", "ssru"])
+@pytest.mark.parametrize("decoder_cell", ["attention", "gated_attention", "ssru"])
 @settings(
     max_examples=25,
     deadline=None,

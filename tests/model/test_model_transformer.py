@@ -16,7 +16,7 @@ from model.transformer import Transformer
 ConfigMaker = Callable[..., TransformerConfig]
 ModelMaker = Callable[..., Transformer]
 
-CELLS = pytest.mark.parametrize("decoder_cell", ["attention", "ssru"])
+CELLS = pytest.mark.parametrize("decoder_cell", ["attention", "gated_attention", "ssru"])
 NORMS = pytest.mark.parametrize("norm", ["post", "pre"])
 POSITIONS = pytest.mark.parametrize("positions", ["interleaved", "halves"])
 STARTS = pytest.mark.parametrize("start_id", [None, 3])
@@ -52,6 +52,8 @@ def test_parameters_have_the_names_that_exporters_address(
             expected |= {f"decoder.{i}.cell.candidate.weight"} | pair(f"decoder.{i}.cell.forget")
         else:
             expected |= attention_names(f"decoder.{i}.self_attention")
+            if decoder_cell == "gated_attention":
+                expected |= pair(f"decoder.{i}.self_attention.gate")
         expected |= pair(f"decoder.{i}.self_norm")
         expected |= attention_names(f"decoder.{i}.cross_attention") | pair(f"decoder.{i}.cross_norm")
         expected |= (

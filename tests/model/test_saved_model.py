@@ -56,7 +56,7 @@ def damage(path: Path, change: Callable[[dict[str, object]], object]) -> None:
     path.write_text(json.dumps(document))
 
 
-@pytest.mark.parametrize("cell", ["attention", "ssru"])
+@pytest.mark.parametrize("cell", ["attention", "gated_attention", "ssru"])
 @pytest.mark.parametrize("norm", ["post", "pre"])
 def test_a_saved_model_comes_back_equal(saved: SavedModel, tmp_path: Path, cell: str, norm: str) -> None:
     config = dataclasses.replace(saved.config, decoder_cell=cell, norm=norm)  # type: ignore[arg-type]
@@ -68,6 +68,21 @@ def test_a_saved_model_comes_back_equal(saved: SavedModel, tmp_path: Path, cell:
             assert getattr(loaded, each.name) == getattr(saved, each.name)
     assert loaded.weights.keys() == saved.weights.keys()
     assert all(torch.equal(loaded.weights[name], tensor) for name, tensor in saved.weights.items())
+
+
+def test_a_description_of_before_the_decoder_had_heads_of_its_own_is_read(
+    saved: SavedModel, tmp_path: Path
+) -> None:
+    save_model(saved, tmp_path / "m")
+    damage(tmp_path / "m" / DESCRIPTION_NAME, lambda document: document["config"].pop("decoder_heads"))  # type: ignore[attr-defined]
+    assert load_model(tmp_path / "m").config == saved.config
+
+
+def test_the_decoders_own_heads_come_back(saved: SavedModel, tmp_path: Path) -> None:
+    config = dataclasses.replace(saved.config, decoder_cell="gated_attention", decoder_heads=6)
+    saved = dataclasses.replace(saved, config=config, weights=Transformer(config).state_dict())
+    save_model(saved, tmp_path / "m")
+    assert load_model(tmp_path / "m").config.num_decoder_heads == 6
 
 
 def test_a_loaded_module_computes_what_the_saved_one_did(saved: SavedModel, tmp_path: Path) -> None:

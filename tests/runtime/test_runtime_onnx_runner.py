@@ -30,7 +30,7 @@ from app.runtime.runner import SourceRow
 from exporters.export import export_bundle
 
 
-@pytest.fixture(scope="module", params=["attention", "ssru"])
+@pytest.fixture(scope="module", params=["attention", "gated_attention", "ssru"])
 def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     torch.set_num_threads(1)
     path = tmp_path_factory.mktemp("runner") / "tiny"
