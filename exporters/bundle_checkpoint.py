@@ -141,7 +141,7 @@ def _config(bundle: Bundle, encoder: _Graph, step: _Graph) -> TransformerConfig:
     if norm is None:
         raise encoder.fault(f"there is no {_NORM}")
     sizes = manifest.sizes
-    cell, decoder_heads = _decoder_cell(manifest, step)
+    cell, decoder_query_heads = _decoder_cell(manifest, step)
     return TransformerConfig(
         vocabulary_size=sizes.vocabulary_size,
         d_model=sizes.d_model,
@@ -153,7 +153,7 @@ def _config(bundle: Bundle, encoder: _Graph, step: _Graph) -> TransformerConfig:
         norm="pre" if "encoder_norm.weight" in encoder.tensors else "post",
         positions=_position_layout(encoder, sizes.d_model),
         decoder_cell=cell,
-        decoder_heads=decoder_heads,
+        decoder_query_heads=decoder_query_heads,
         # The shortest decimal of the graph's float32: 1e-06, not 9.99999997e-07.
         layer_norm_epsilon=float(str(np.float32(encoder.attribute(norm, "epsilon")))),
         eos_id=manifest.tokens.eos_id,
@@ -162,15 +162,18 @@ def _config(bundle: Bundle, encoder: _Graph, step: _Graph) -> TransformerConfig:
 
 
 def _decoder_cell(manifest: Manifest, step: _Graph) -> tuple[DecoderCell, int | None]:
-    """What stands first in each decoder layer, and its heads if they are not as many as elsewhere."""
-    state = manifest.state[0]
-    if state.kind == "cell":
+    """What stands first in each decoder layer, and how many of its heads look if not as many as elsewhere."""
+    if manifest.state[0].kind == "cell":
         return "ssru", None
-    num_heads = state.shape[0]
-    packed = self_attention_inputs("gated_attention", "decoder.0.self_attention")
-    gated = f"{_stored_name(packed)}.weight" in step.tensors
-    heads = None if num_heads == manifest.sizes.num_heads else num_heads
-    return "gated_attention" if gated else "attention", heads
+    attention = next((node for node in step.nodes if node.op_type == "GroupQueryAttention"), None)
+    if attention is None:
+        raise step.fault("there is no GroupQueryAttention")
+    num_query_heads = int(step.attribute(attention, "num_heads"))
+    gated = self_attention_inputs("gated_attention", "decoder.0.self_attention")
+    return (
+        "gated_attention" if f"{_stored_name(gated)}.weight" in step.tensors else "attention",
+        None if num_query_heads == manifest.sizes.num_heads else num_query_heads,
+    )
 
 
 def _position_layout(encoder: _Graph, d_model: int) -> PositionLayout:

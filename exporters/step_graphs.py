@@ -61,9 +61,7 @@ def state_tensors(checkpoint: Checkpoint) -> tuple[StateTensor, ...]:
             for layer in range(config.decoder_layers)
         )
     return tuple(
-        StateTensor(
-            name=f"self_{kind}_{layer}", kind="kv", shape=(config.num_decoder_heads, config.head_size)
-        )
+        StateTensor(name=f"self_{kind}_{layer}", kind="kv", shape=(config.num_heads, config.head_size))
         for layer in range(config.decoder_layers)
         for kind in ("key", "value")
     )

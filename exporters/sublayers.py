@@ -162,19 +162,20 @@ def self_attention_inputs(cell: DecoderCell, name: str) -> tuple[str, ...]:
 def cached_self_attention(
     graph: GraphBuilder, config: TransformerConfig, packed: str, layer: int, *, max_target_tokens: int
 ) -> str:
-    """Attention of each row to what it has decoded, [R,1,H*D]; writes its key and value at its position.
+    """Attention of each row to what it has decoded, [R,1,G*d]; writes its key and value at its position.
 
     Args:
         graph: graph to extend, with inputs ``self_key_{layer}``, ``self_value_{layer}`` and ``positions``.
         config: of the model.
-        packed: `self_attention_inputs` side by side, [R,1,3*H*D] or, with a gate, [R,1,4*H*D].
+        packed: `self_attention_inputs` side by side: queries [R,1,G*d], a key and a value of d, and, with a
+            gate, G*d more.
         layer: of the decoder.
         max_target_tokens: T of the caches.
     """
-    num_heads, gate = config.num_decoder_heads, None
+    gate = None
     if config.decoder_cell == "gated_attention":
-        width = num_heads * config.head_size
-        packed, gate = graph.split_off(packed, 3 * width, width)
+        width = config.num_query_heads * config.head_size
+        packed, gate = graph.split_off(packed, width + 2 * config.d_model, width)
     attended = graph.ops(
         "GroupQueryAttention",
         packed,
@@ -188,7 +189,7 @@ def cached_self_attention(
         num_outputs=3,
         domain=MICROSOFT,
         names=[f"self_attention_{layer}", f"next_self_key_{layer}", f"next_self_value_{layer}"],
-        num_heads=num_heads,
-        kv_num_heads=num_heads,
+        num_heads=config.num_query_heads,
+        kv_num_heads=config.num_heads,
     )[0]
     return attended if gate is None else graph.op("Mul", attended, graph.op("Sigmoid", gate))

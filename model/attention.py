@@ -58,38 +58,53 @@ def scaled_dot_product_attention(queries: Tensor, attended: KeysValues, mask: Te
 class MultiHeadAttention(nn.Module):
     """Section 3.2.2: ``MultiHead(Q, K, V) = Concat(head_1, ..., head_H) W^O``.
 
-    The H projections of one kind are one matrix of H * D outputs, of which head h owns h*D to (h+1)*D-1;
-    H * D = d in the paper. All four have a bias, which the paper leaves open and both Marian and PyTorch
-    have.
+    The H projections of one kind are one d x d matrix (d = H * D); head h owns outputs h*D to
+    (h+1)*D-1. All four have a bias, which the paper leaves open and both Marian and PyTorch have.
+
+    There may be more queries than keys and values: then heads h*G to (h+1)*G-1 look at the h-th of those
+    (Ainslie et al. 2023, "GQA: Training Generalized Multi-Query Transformer Models").
 
     With a gate, ``Concat(...) * sigmoid(W^G x + b^G)`` stands in the place of the concatenation, x being what
     the queries come from (Qiu et al. 2025, "Gated Attention for Large Language Models", element-wise at the
-    position G1): each feature of each head is let through as far as the looking position wants it.
+    position G1): each feature of each head passes as far as the looking position lets it.
     """
 
     def __init__(
-        self, d_model: int, num_heads: int, *, head_size: int | None = None, gated: bool = False
+        self, d_model: int, num_heads: int, *, num_query_heads: int | None = None, gated: bool = False
     ) -> None:
         """Make W^Q, W^K, W^V, W^O and, with a gate, W^G.
 
         Args:
-            d_model: width of inputs and outputs.
-            num_heads: H.
-            head_size: D; without it ``d_model`` must be a multiple of H.
+            d_model: width of inputs and outputs, a multiple of ``num_heads``.
+            num_heads: H, of keys and values.
+            num_query_heads: G * H; None: H.
             gated: whether there is a gate.
         """
         super().__init__()
         self.num_heads = num_heads
-        width = num_heads * (head_size or d_model // num_heads)
+        self.group_size = (num_query_heads or num_heads) // num_heads
+        width = self.group_size * d_model
         self.query = nn.Linear(d_model, width)
-        self.key = nn.Linear(d_model, width)
-        self.value = nn.Linear(d_model, width)
+        self.key = nn.Linear(d_model, d_model)
+        self.value = nn.Linear(d_model, d_model)
         self.gate = nn.Linear(d_model, width) if gated else None
         self.output = nn.Linear(width, d_model)
 
     def keys_values(self, attended: Tensor) -> KeysValues:
         """Project what is looked at, [B, S, d], to keys and values [B, H, S, D]."""
-        return KeysValues(self._split(self.key(attended)), self._split(self.value(attended)))
+        return KeysValues(
+            self._split(self.key(attended), self.num_heads), self._split(self.value(attended), self.num_heads)
+        )
+
+    def queries(self, inputs: Tensor) -> Tensor:
+        """Project what looks, [B, T, d], to queries [B, G*H, T, D]."""
+        return self._split(self.query(inputs), self.group_size * self.num_heads)
+
+    def for_every_query(self, attended: KeysValues) -> KeysValues:
+        """Keys and values [B, H, S, D] repeated for each head that looks at them, [B, G*H, S, D]."""
+        if self.group_size == 1:
+            return attended
+        return KeysValues(*(each.repeat_interleave(self.group_size, dim=1) for each in attended))
 
     def forward(self, inputs: Tensor, attended: KeysValues, mask: Tensor) -> Tensor:
         """Look from each input at the attended positions.
@@ -102,18 +117,20 @@ class MultiHeadAttention(nn.Module):
         Returns:
             [B, T, d].
         """
-        queries = self._split(self.query(inputs))  # [B, H, T, D]
-        heads = scaled_dot_product_attention(queries, attended, mask)  # [B, H, T, D]
-        concatenated = heads.transpose(1, 2).flatten(2)  # [B, T, H, D] -> [B, T, H*D]
+        heads = scaled_dot_product_attention(
+            self.queries(inputs), self.for_every_query(attended), mask
+        )  # [B, G*H, T, D]
+        concatenated = heads.transpose(1, 2).flatten(2)  # [B, T, G*H, D] -> [B, T, G*d]
         if self.gate is not None:
-            concatenated = concatenated * torch.sigmoid(self.gate(inputs))  # [B, T, H*D]
+            concatenated = concatenated * torch.sigmoid(self.gate(inputs))  # [B, T, G*d]
         projected: Tensor = self.output(concatenated)  # [B, T, d]
         return projected
 
-    def _split(self, projected: Tensor) -> Tensor:
-        """Cut [B, T, H*D] into heads, [B, H, T, D]."""
-        heads = projected.view(*projected.shape[:2], self.num_heads, -1)  # [B, T, H, D]
-        return heads.transpose(1, 2)  # [B, H, T, D]
+    @staticmethod
+    def _split(projected: Tensor, num_heads: int) -> Tensor:
+        """Cut [B, T, n * D] into n heads, [B, n, T, D]."""
+        heads = projected.view(*projected.shape[:2], num_heads, -1)  # [B, T, n, D]
+        return heads.transpose(1, 2)  # [B, n, T, D]
 
 
 class CausalSelfAttention(MultiHeadAttention):

@@ -29,7 +29,8 @@ class TransformerConfig:
         positions: sine and cosine interleaved (the paper) or as two halves (Marian).
         decoder_cell: causal self-attention (the paper), the same with a gate on its heads (Qiu et al. 2025),
             or the SSRU recurrence (Kim et al. 2019).
-        decoder_heads: heads of the decoder's self-attention, as wide as the others; None: ``num_heads``.
+        decoder_query_heads: queries of the decoder's self-attention, a multiple of ``num_heads``; each of its
+            ``num_heads`` keys and values is for a group of them (Ainslie et al. 2023). None: ``num_heads``.
         dropout: probability, applied to embeddings and to every sub-layer's output.
         layer_norm_epsilon: added to the variance.
         eos_id: token that ends source and target.
@@ -46,7 +47,7 @@ class TransformerConfig:
     norm: NormPlacement = "post"
     positions: PositionLayout = "interleaved"
     decoder_cell: DecoderCell = "attention"
-    decoder_heads: int | None = None
+    decoder_query_heads: int | None = None
     dropout: float = 0.1
     layer_norm_epsilon: float = 1e-6
     eos_id: int = 0
@@ -68,10 +69,12 @@ class TransformerConfig:
             raise ValueError(
                 f"d_model is {self.d_model}; it must be even and a multiple of num_heads ({self.num_heads})"
             )
-        if self.decoder_heads is not None and (self.decoder_heads < 1 or self.decoder_cell == "ssru"):
+        heads = self.decoder_query_heads
+        if heads is not None and (heads < 1 or heads % self.num_heads or self.decoder_cell == "ssru"):
             raise ValueError(
-                f"decoder_heads is {self.decoder_heads} with decoder_cell {self.decoder_cell!r}; it must be "
-                "at least 1, and a recurrence has none: leave it out there"
+                f"decoder_query_heads is {heads} with num_heads {self.num_heads} and decoder_cell "
+                f"{self.decoder_cell!r}; it must be a multiple of num_heads, and a recurrence has none: "
+                "leave it out there"
             )
         if not 0.0 <= self.dropout < 1.0:
             raise ValueError(f"dropout is {self.dropout}; it must be in [0, 1)")
@@ -82,6 +85,6 @@ class TransformerConfig:
         return self.d_model // self.num_heads
 
     @property
-    def num_decoder_heads(self) -> int:
-        """H of the decoder's self-attention, whose keys and values are H * D wide."""
-        return self.num_heads if self.decoder_heads is None else self.decoder_heads
+    def num_query_heads(self) -> int:
+        """Of the decoder's self-attention."""
+        return self.num_heads if self.decoder_query_heads is None else self.decoder_query_heads

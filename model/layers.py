@@ -111,8 +111,8 @@ class DecoderLayer(ResidualLayer):
         else:
             self.self_attention = CausalSelfAttention(
                 config.d_model,
-                config.num_decoder_heads,
-                head_size=config.head_size,
+                config.num_heads,
+                num_query_heads=config.num_query_heads,
                 gated=config.decoder_cell == "gated_attention",
             )
         self.self_norm = layer_norm(config)

@@ -41,7 +41,7 @@ _FILE_NAMES = frozenset({WEIGHTS_NAME, DESCRIPTION_NAME, TOKENIZER_NAME})
 _MAX_DESCRIPTION_BYTES = 1 << 20
 _MAX_NAMED = 3
 _CONFIG_FIELDS = frozenset(each.name for each in dataclasses.fields(TransformerConfig))
-_BEFORE = {"decoder_heads": None}
+_BEFORE = {"decoder_query_heads": None}
 """What the configurations meant that were written before these fields existed."""
 
 

@@ -1,7 +1,8 @@
 """A student with self-attention in the decoder that begins as a copy of a teacher.
 
 Where the teacher has self-attention too, everything is copied. Where it is recurrent, the student has gated
-self-attention with twice the heads, which is what is left to make: see `model.distillation.recurrence`.
+self-attention with two queries for each key, which is what is left to make: see
+`model.distillation.recurrence`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ def student_of(teacher: Transformer, *, dropout: float = 0.0) -> Transformer:
     """
     config = replace(teacher.config, dropout=dropout)
     if teacher.config.decoder_cell == "ssru":
-        config = replace(config, decoder_cell="gated_attention", decoder_heads=2 * config.num_heads)
+        config = replace(config, decoder_cell="gated_attention", decoder_query_heads=2 * config.num_heads)
     if teacher.config.decoder_cell == "ssru" and config.norm != "post":
         raise InvalidOption("a pre-norm SSRU teacher has no counterpart; take from_teacher = false")
     student = Transformer(config)

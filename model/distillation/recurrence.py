@@ -2,10 +2,10 @@
 
 What both have in common is a mean over the positions so far. The recurrence weighs them channel by channel,
 ``c_t = f_t c_{t-1} + (1 - f_t) W x_t``, where a forget gate f_t follows from the input. Attention weighs them
-head by head, and its gate lets through channel by channel. So each channel has a place in two heads: one that
-looks at the last position, gated by 1 - f_t, and one that looks at those before it, gated by f_t. Channels of
-similar gates share a head, since they look about as far back; values are their candidates W x, and the output
-projection adds the two (`start_as_recurrence`). Then each attention alone, between inputs and outputs of the
+head by head, and its gate lets through channel by channel. So two heads look at the values of each channel,
+which are the candidates W x: one at the last position, gated by 1 - f_t, and one at those before it, gated by
+f_t; the output projection adds the two. Channels of similar gates share a head, since they look about as far
+back (`start_as_recurrence`). Then each attention alone, between inputs and outputs of the
 teacher's sub-layer, is fitted by gradients (`imitate_recurrences`): a step of that is cheap, since it goes
 back through nothing else.
 
@@ -84,10 +84,10 @@ class LayerFit:
 def start_as_recurrence(attention: CausalSelfAttention, cell: SSRU, sample: Sample) -> None:
     """Set an attention's weights such that it does about what the recurrence does.
 
-    Channels are sorted by their mean forget gate f and dealt out in this order to the first half of the
-    heads, and again to the second half. The recurrence weighs position t - 1 - k by f_t (1 - f) f^k, where k
-    is f / (1 - f) on average: that is how far before the last position the heads of the first half look, and
-    f_t is their gate. Those of the second half look at position t itself, and their gate is 1 - f_t.
+    Channels are sorted by their mean forget gate f and dealt out in this order to the keys and values. The
+    recurrence weighs position t - 1 - k by f_t (1 - f) f^k, where k is f / (1 - f) on average: that is how
+    far before the last position the first of a group's two heads looks, and f_t is its gate. The second looks
+    at position t itself, and its gate is 1 - f_t.
 
     With waves of frequencies w, of which the key has ``(cos w s, sin w s)`` and the query the same turned by
     ``w k``, the product is ``cos(w (t - k - s))``, largest at s = t - k (Vaswani et al. 2017, section 3.5: a
@@ -95,27 +95,30 @@ def start_as_recurrence(attention: CausalSelfAttention, cell: SSRU, sample: Samp
     initialisation stays, so that training can tell the heads' dimensions apart.
 
     Args:
-        attention: of the student, gated, its heads together twice as wide as the recurrence; changed in
-            place.
+        attention: of the student, as wide, gated, with two queries for each key; changed in place.
         cell: of the teacher.
         sample: of the layer's inputs.
+
+    Raises:
+        ValueError: the attention is of another form.
     """
     d_model, num_heads = cell.candidate.in_features, attention.num_heads
-    width = attention.value.out_features
-    if attention.gate is None or num_heads % 2 or width != 2 * d_model:
+    if attention.gate is None or attention.group_size != 2:
         raise ValueError(
-            f"{num_heads} heads, {width} wide together, cannot begin as a recurrence of {d_model}"
+            f"an attention {'without' if attention.gate is None else 'with'} a gate and with "
+            f"{attention.group_size} queries for a key cannot begin as a recurrence; that takes a gate and 2"
         )
-    head_size = width // num_heads
+    head_size = d_model // num_heads
     gates = torch.sigmoid(cell.forget(sample.inputs)).mean(dim=0)  # [d]
     channels = gates.argsort()  # [d]
-    before, own = slice(0, d_model), slice(d_model, width)
+    of_heads = channels.view(num_heads, head_size)
+    twice = of_heads.repeat_interleave(2, dim=0).flatten()  # [2 d]: a group's two heads have its channels
+    signs = torch.tensor([1.0, -1.0]).to(gates).repeat(num_heads).repeat_interleave(head_size)  # [2 d]
+    attention.value.weight.copy_(cell.candidate.weight[channels])
+    attention.gate.weight.copy_(signs[:, None] * cell.forget.weight[twice])  # 1 - sigmoid(a) = sigmoid(-a)
+    attention.gate.bias.copy_(signs * cell.forget.bias[twice])
     attention.output.weight.zero_()
-    for half, sign in ((before, 1.0), (own, -1.0)):  # 1 - sigmoid(a) is sigmoid(-a)
-        attention.value.weight[half] = cell.candidate.weight[channels]
-        attention.gate.weight[half] = sign * cell.forget.weight[channels]
-        attention.gate.bias[half] = sign * cell.forget.bias[channels]
-        attention.output.weight[channels, torch.arange(half.start, half.stop, device=channels.device)] = 1.0
+    attention.output.weight[twice, torch.arange(2 * d_model, device=twice.device)] = 1.0
     for projection in (attention.query, attention.key):
         projection.weight.mul_(_NOISE)
     for projection in (attention.query, attention.key, attention.value, attention.output):
@@ -126,18 +129,19 @@ def start_as_recurrence(attention: CausalSelfAttention, cell: SSRU, sample: Samp
         return  # nothing to read positions with
     frequencies = torch.logspace(math.log10(_SLOWEST), math.log10(_FASTEST), num_waves).to(gates)  # [waves]
     weight, bias = _reader(sample, frequencies)  # [waves, 2, d], [waves, 2]
-    head_gates = gates[channels].view(num_heads // 2, head_size).mean(dim=1).tolist()
-    looks = [(1.0 + min(gate / max(1.0 - gate, _RIDGE), _FARTHEST), _PEAK_BEFORE) for gate in head_gates]
-    looks += [(0.0, _PEAK_OWN)] * (num_heads // 2)
-    for head, (distance, peak) in enumerate(looks):
-        # A product of head_size / 2 waves over sqrt(head_size) is to be the peak.
-        gain = math.sqrt(peak * math.sqrt(head_size) / num_waves)
+    for head, gate in enumerate(gates[of_heads].mean(dim=1).tolist()):
         rows = slice(head * head_size, head * head_size + 2 * num_waves)
-        turn = _rotation(frequencies * distance)  # [waves, 2, 2]
-        attention.key.weight[rows] += gain * weight.flatten(0, 1)
-        attention.key.bias[rows] += gain * bias.flatten()
-        attention.query.weight[rows] += gain * (turn @ weight).flatten(0, 1)
-        attention.query.bias[rows] += gain * (turn @ bias[:, :, None]).flatten()
+        attention.key.weight[rows] += weight.flatten(0, 1)
+        attention.key.bias[rows] += bias.flatten()
+        before = 1.0 + min(gate / max(1.0 - gate, _RIDGE), _FARTHEST)
+        for query_head, distance, peak in ((2 * head, before, _PEAK_BEFORE), (2 * head + 1, 0.0, _PEAK_OWN)):
+            # A product of head_size / 2 waves over sqrt(head_size) is to be the peak.
+            turn = (
+                peak * math.sqrt(head_size) / num_waves * _rotation(frequencies * distance)
+            )  # [waves, 2, 2]
+            rows = slice(query_head * head_size, query_head * head_size + 2 * num_waves)
+            attention.query.weight[rows] += (turn @ weight).flatten(0, 1)
+            attention.query.bias[rows] += (turn @ bias[:, :, None]).flatten()
 
 
 def _reader(sample: Sample, frequencies: Tensor) -> tuple[Tensor, Tensor]:

@@ -61,12 +61,12 @@ def attention_weights(
         mask: bool, broadcasts to [B, H, T, S].
 
     Returns:
-        [B, H, T, S].
+        [B, G*H, T, S], G queries for each key.
     """
-    projected: Tensor = module.query(inputs)  # [B, T, d]
-    queries = projected.view(*projected.shape[:2], module.num_heads, -1).transpose(1, 2)  # [B, H, T, D]
-    scores = queries @ attended.keys.transpose(2, 3) / math.sqrt(queries.shape[3])  # [B, H, T, S]
-    weights: Tensor = scores.masked_fill(~mask, -math.inf).softmax(dim=3)  # [B, H, T, S]
+    queries = module.queries(inputs)  # [B, G*H, T, D]
+    keys = module.for_every_query(attended).keys  # [B, G*H, S, D]
+    scores = queries @ keys.transpose(2, 3) / math.sqrt(queries.shape[3])  # [B, G*H, T, S]
+    weights: Tensor = scores.masked_fill(~mask, -math.inf).softmax(dim=3)  # [B, G*H, T, S]
     return weights
 
 

@@ -43,7 +43,7 @@ class ModelSection(Section):
     norm: NormPlacement = "post"
     positions: PositionLayout = "interleaved"
     decoder_cell: DecoderCell = "attention"
-    decoder_heads: Count | None = None
+    decoder_query_heads: Count | None = None
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
 
     @model_validator(mode="after")

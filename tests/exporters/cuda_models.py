@@ -20,7 +20,7 @@ from exporters.export import export_bundle
 MODELS: dict[str, dict[str, Any]] = {
     "attention post relu": {"shortlist": True},
     "attention pre gelu": {"norm": "pre", "activation": "gelu", "start_id": 7, "num_heads": 2},
-    "gated post relu": {"decoder_cell": "gated_attention", "decoder_heads": 8},
+    "gated post relu": {"decoder_cell": "gated_attention", "decoder_query_heads": 8},
     "ssru post relu": {"decoder_cell": "ssru", "positions": "halves"},
     "ssru pre silu": {"decoder_cell": "ssru", "norm": "pre", "activation": "silu", "start_id": 5},
 }

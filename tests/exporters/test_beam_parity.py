@@ -161,7 +161,8 @@ def test_cached_graphs_find_the_beams_that_pytorch_finds_without_cache(
         expected = search_beams(torch_log_probs(exported, source, shortlist), beam_options)
         assert [h.token_ids for h in ranked] == [h.token_ids for h in expected]
         for one, other in zip(ranked, expected, strict=True):
-            assert one.score == pytest.approx(other.score, abs=1e-4, rel=1e-5)
+            # A sum over twelve tokens; 1.1e-5 with AVX-512, which adds in another order than AVX2.
+            assert one.score == pytest.approx(other.score, abs=1e-4, rel=2e-5)
             assert one.finish_reason is other.finish_reason
 
 

@@ -25,9 +25,9 @@ SHIPPED = ("en-pt", "pt-en")
 KINDS: dict[str, dict[str, object]] = {
     "attention": {},
     "ssru": {"decoder_cell": "ssru", "positions": "halves"},
-    "gated": {"decoder_cell": "gated_attention", "decoder_heads": 8},
+    "gated": {"decoder_cell": "gated_attention", "decoder_query_heads": 8},
     "gated, heads as elsewhere": {"decoder_cell": "gated_attention", "norm": "pre"},
-    "fewer heads": {"decoder_heads": 2},
+    "more queries": {"decoder_query_heads": 12},
     "pre": {"norm": "pre", "activation": "gelu", "layer_norm_epsilon": 1e-5, "start_id": 7},
     "silu": {
         "decoder_cell": "ssru",

@@ -57,11 +57,16 @@ MODELS: dict[str, dict[str, object]] = {
     },
     "gated": {
         "decoder_cell": "gated_attention",
-        "decoder_heads": 8,
+        "decoder_query_heads": 8,
         "shortlist": True,
         "activation_scales": SCALES | {"decoder.0.self_attention.gate.weight": 0.03},
     },
-    "pre-norm gated": {"decoder_cell": "gated_attention", "decoder_heads": 3, "norm": "pre", "start_id": 5},
+    "pre-norm gated": {
+        "decoder_cell": "gated_attention",
+        "decoder_query_heads": 12,
+        "norm": "pre",
+        "start_id": 5,
+    },
     "scales": {"activation_scales": SCALES, "norm": "pre", "start_id": 7, "activation": "gelu"},
 }
 

@@ -1,4 +1,4 @@
-"""The gate on a self-attention's heads, and heads that together are wider than the model."""
+"""The gate on a self-attention's heads, and several queries for each key."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ConfigMaker = Callable[..., TransformerConfig]
 
 
 def test_each_feature_of_each_head_passes_as_far_as_its_gate_is_open() -> None:
-    attention = CausalSelfAttention(12, 6, head_size=4, gated=True)
+    attention = CausalSelfAttention(12, 3, num_query_heads=6, gated=True)
     assert attention.gate is not None
     inputs = torch.randn(2, 5, 12)
     outputs, _ = attention.advance(inputs, attention.start(2))
@@ -23,10 +23,10 @@ def test_each_feature_of_each_head_passes_as_far_as_its_gate_is_open() -> None:
         for t in range(5):
             seen, heads = inputs[row, : t + 1], []
             for head in range(6):
-                part = slice(4 * head, 4 * head + 4)
-                query = attention.query(inputs[row, t])[part]
-                weights = (attention.key(seen)[:, part] @ query / 2.0).softmax(dim=0)  # sqrt(4)
-                heads.append(weights @ attention.value(seen)[:, part])
+                query = attention.query(inputs[row, t])[4 * head : 4 * head + 4]
+                shared = slice(4 * (head // 2), 4 * (head // 2) + 4)  # two queries for each key and value
+                weights = (attention.key(seen)[:, shared] @ query / 2.0).softmax(dim=0)  # sqrt(4)
+                heads.append(weights @ attention.value(seen)[:, shared])
             opened = 1 / (1 + torch.exp(-attention.gate(inputs[row, t])))
             assert_close(outputs[row, t], attention.output(torch.cat(heads) * opened))
 
@@ -42,17 +42,18 @@ def test_a_gate_that_is_wide_open_is_no_gate() -> None:
     assert_close(gated.advance(inputs, gated.start(2))[0], plain.advance(inputs, plain.start(2))[0])
 
 
-def test_the_cache_is_as_wide_as_the_heads() -> None:
-    attention = CausalSelfAttention(12, 6, head_size=4, gated=True)
+def test_the_cache_does_not_grow_with_the_queries() -> None:
+    attention = CausalSelfAttention(12, 3, num_query_heads=6, gated=True)
     _, present = attention.advance(torch.randn(3, 5, 12), attention.start(3))
-    assert [tuple(each.shape) for each in present] == [(3, 6, 5, 4)] * 2
+    assert [tuple(each.shape) for each in present] == [(3, 3, 5, 4)] * 2
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"decoder_heads": 0}, "decoder_heads is 0 with decoder_cell 'attention'; it must be at least 1"),
-        ({"decoder_heads": 4, "decoder_cell": "ssru"}, "a recurrence has none: leave it out there"),
+        ({"decoder_query_heads": 0}, "decoder_query_heads is 0 with num_heads 4"),
+        ({"decoder_query_heads": 6}, "it must be a multiple of num_heads"),
+        ({"decoder_query_heads": 4, "decoder_cell": "ssru"}, "a recurrence has none: leave it out there"),
     ],
 )
 def test_heads_that_cannot_be_are_refused(
@@ -60,5 +61,5 @@ def test_heads_that_cannot_be_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         make_config(**changes)
-    assert make_config().num_decoder_heads == make_config().num_heads
-    assert make_config(decoder_heads=7).num_decoder_heads == 7
+    assert make_config().num_query_heads == make_config().num_heads
+    assert make_config(decoder_query_heads=8).num_query_heads == 8

@@ -74,15 +74,18 @@ def test_a_description_of_before_the_decoder_had_heads_of_its_own_is_read(
     saved: SavedModel, tmp_path: Path
 ) -> None:
     save_model(saved, tmp_path / "m")
-    damage(tmp_path / "m" / DESCRIPTION_NAME, lambda document: document["config"].pop("decoder_heads"))  # type: ignore[attr-defined]
+    damage(
+        tmp_path / "m" / DESCRIPTION_NAME,
+        lambda document: document["config"].pop("decoder_query_heads"),  # type: ignore[attr-defined]
+    )
     assert load_model(tmp_path / "m").config == saved.config
 
 
 def test_the_decoders_own_heads_come_back(saved: SavedModel, tmp_path: Path) -> None:
-    config = dataclasses.replace(saved.config, decoder_cell="gated_attention", decoder_heads=6)
+    config = dataclasses.replace(saved.config, decoder_cell="gated_attention", decoder_query_heads=8)
     saved = dataclasses.replace(saved, config=config, weights=Transformer(config).state_dict())
     save_model(saved, tmp_path / "m")
-    assert load_model(tmp_path / "m").config.num_decoder_heads == 6
+    assert load_model(tmp_path / "m").config.num_query_heads == 8
 
 
 def test_a_loaded_module_computes_what_the_saved_one_did(saved: SavedModel, tmp_path: Path) -> None:

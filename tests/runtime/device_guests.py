@@ -32,7 +32,7 @@ MAX_TICKS = 20_000
 # Pre-norm: the post-norm ones of this size say one token for ever.
 CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "attention": {"decoder_cell": "attention", "norm": "pre", "start_id": 5},
-    "gated": {"decoder_cell": "gated_attention", "decoder_heads": 8, "norm": "pre"},
+    "gated": {"decoder_cell": "gated_attention", "decoder_query_heads": 8, "norm": "pre"},
     "ssru": {"decoder_cell": "ssru", "norm": "pre"},
 }
 

@@ -157,7 +157,7 @@ class Decoders:
 # Pre-norm: the post-norm ones of this size say one token for ever.
 CONFIGS: Mapping[str, Mapping[str, object]] = {
     "attention": {"decoder_cell": "attention", "norm": "pre", "activation": "gelu", "start_id": 5},
-    "gated": {"decoder_cell": "gated_attention", "decoder_heads": 8, "norm": "pre"},
+    "gated": {"decoder_cell": "gated_attention", "decoder_query_heads": 8, "norm": "pre"},
     "ssru": {"decoder_cell": "ssru", "norm": "pre"},
 }
 

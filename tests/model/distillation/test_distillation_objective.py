@@ -160,7 +160,7 @@ def test_an_encoder_is_shared_only_where_it_can_be(
     # Equal weights, another computation: fewer layers, more heads, other position codes.
     for changes in (
         {"encoder_layers": 1},
-        {"num_heads": 8, "decoder_heads": 16},
+        {"num_heads": 8, "decoder_query_heads": 16},
         {"positions": "halves"},
         {"activation": "gelu"},
     ):

@@ -54,17 +54,16 @@ def recurrence(d_model: int, gates: Tensor) -> SSRU:
 
 def attention_weights(attention: CausalSelfAttention, inputs: Tensor) -> Tensor:
     """Over the positions so far, [B, H, T, T]."""
-    keys, _ = attention.keys_values(inputs)
-    queries = attention._split(attention.query(inputs))
+    keys, _ = attention.for_every_query(attention.keys_values(inputs))
+    queries = attention.queries(inputs)
     scores = queries @ keys.transpose(2, 3) / queries.shape[3] ** 0.5
     past = torch.ones(NUM_POSITIONS, NUM_POSITIONS, dtype=torch.bool).tril()
     return scores.masked_fill(~past, -torch.inf).softmax(dim=3)
 
 
 def started(cell: SSRU, inputs: Tensor, *, num_heads: int) -> CausalSelfAttention:
-    """An attention with twice `num_heads` heads that begins as a recurrence."""
-    d_model = inputs.shape[2]
-    attention = CausalSelfAttention(d_model, 2 * num_heads, head_size=d_model // num_heads, gated=True)
+    """An attention that begins as a recurrence, two queries for each of `num_heads` keys."""
+    attention = CausalSelfAttention(inputs.shape[2], num_heads, num_query_heads=2 * num_heads, gated=True)
     positions = torch.arange(NUM_POSITIONS).float().expand(inputs.shape[:2])
     start_as_recurrence(attention, cell, Sample(inputs.flatten(0, 1), positions.flatten()))
     return attention
@@ -82,7 +81,7 @@ def test_heads_look_about_as_far_back_as_their_channels_remember(
     weights = attention_weights(attention, inputs).detach().mean(dim=0)[:, 10:]  # [2 H, 30, T]
     distances = torch.arange(10, NUM_POSITIONS)[:, None] - torch.arange(NUM_POSITIONS)[None]
     mean_distance = (weights * distances).sum(dim=2).mean(dim=1)  # [2 H]
-    before, own = mean_distance[:num_heads], mean_distance[num_heads:]
+    before, own = mean_distance[::2], mean_distance[1::2]
     assert 0.5 < before[0] < 4.0  # elsewhere than everywhere, which would be 12 back
     assert before[-1] > before[0]
     assert own.max() < before.min()
@@ -98,30 +97,29 @@ def test_a_channel_comes_out_in_its_place_gated_as_the_recurrence_does() -> None
     attention = started(cell, inputs, num_heads=8)
     assert attention.gate is not None
     sizes = torch.sigmoid(cell.forget(inputs.flatten(0, 1))).mean(dim=0)
-    of_heads = sizes[attention.output.weight[:, :64].argmax(dim=0)]
-    assert torch.equal(of_heads, sizes.sort().values)  # channels of like memory share a head
+    places = attention.output.weight.argmax(dim=0).view(8, 2, 8)  # [keys, queries of each, D]
+    assert torch.equal(places[:, 0], places[:, 1])
+    assert torch.equal(sizes[places[:, 0].flatten()], sizes.sort().values)  # of like memory, one head
     # With every head looking at one and the same position, f_t c + (1 - f_t) c is left of it.
     one = torch.randn(2, 1, 64)
     outputs, _ = attention.advance(one, attention.start(2))
     torch.testing.assert_close(outputs, cell.candidate(one))
     # And with what comes before silenced, what an SSRU makes of its first position, but for the rectifier.
     with torch.no_grad():
-        attention.output.weight[:, :64] = 0.0
+        attention.output.weight.view(64, 8, 2, 8)[:, :, 0] = 0.0
     outputs, _ = attention.advance(one, attention.start(2))
     expected, _ = cell.advance(one, cell.start(2))
     torch.testing.assert_close(outputs.relu(), expected)
 
 
-def test_an_attention_without_gate_or_room_is_refused() -> None:
+def test_an_attention_of_another_form_is_refused() -> None:
     cell, inputs = SSRU(64), words_and_codes(64, "halves", loudness=1.0)
     positions = torch.arange(NUM_POSITIONS).float().expand(inputs.shape[:2])
     sample = Sample(inputs.flatten(0, 1), positions.flatten())
-    for attention in (
-        CausalSelfAttention(64, 16, head_size=8),
-        CausalSelfAttention(64, 8, gated=True),
-    ):
-        with pytest.raises(ValueError, match="wide together, cannot begin as a recurrence of 64"):
-            start_as_recurrence(attention, cell, sample)
+    with pytest.raises(ValueError, match="without a gate and with 2 queries"):
+        start_as_recurrence(CausalSelfAttention(64, 8, num_query_heads=16), cell, sample)
+    with pytest.raises(ValueError, match="with a gate and with 1 queries"):
+        start_as_recurrence(CausalSelfAttention(64, 8, gated=True), cell, sample)
 
 
 def batches(num_words: int = 40) -> Iterator[Batch]:
@@ -178,8 +176,7 @@ def test_no_steps_leave_the_start(make_model: ModelMaker) -> None:
     imitate_recurrences(student, teacher, batches(), steps=0)
     value = student.state_dict()["decoder.0.self_attention.value.weight"]
     candidate = teacher.state_dict()["decoder.0.cell.candidate.weight"]
-    for half in value.chunk(2):
-        assert torch.equal(half.sort(dim=0).values, candidate.sort(dim=0).values)
+    assert torch.equal(value.sort(dim=0).values, candidate.sort(dim=0).values)
 
 
 def test_when_the_memory_is_full_the_same_lessons_come_again(

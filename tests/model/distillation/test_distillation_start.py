@@ -16,7 +16,7 @@ def test_a_student_has_what_its_teacher_has_and_attention_for_the_cell(make_mode
     teacher = make_model(decoder_cell="ssru", positions="halves", start_id=3, eos_id=2)
     student = student_of(teacher, dropout=0.25)
     assert (student.config.decoder_cell, student.config.dropout) == ("gated_attention", 0.25)
-    assert student.config.num_decoder_heads == 2 * student.config.num_heads
+    assert student.config.num_query_heads == 2 * student.config.num_heads
     assert (student.config.start_id, student.config.eos_id) == (3, 2)
     theirs, mine = teacher.state_dict(), student.state_dict()
     common = [name for name in mine if ".self_attention." not in name or name.startswith("encoder")]
