@@ -7,10 +7,10 @@ from pathlib import Path
 
 from app.bundle import Bundle, open_bundle, sha256_of
 from app.bundle.manifest import FileRecord, QualityScore
+from app.decoding.shortlist import Shortlist
 from app.errors import BundleUnsupported, InvalidOption
 from exporters.export import MODEL_CARD_NAME, write_manifest
 from exporters.model_card import QUALITY_HEADING, quality_section
-from exporters.shortlist_training import TrainedShortlist
 
 _HEADING = "## Shortlist"
 
@@ -33,7 +33,9 @@ def check_takes_shortlist(bundle: Bundle) -> None:
         )
 
 
-def put_into_bundle(path: Path, trained: TrainedShortlist) -> Bundle:
+def put_into_bundle(
+    path: Path, shortlist: Shortlist, provenance: Mapping[str, str], *, command: str
+) -> Bundle:
     """Replace a bundle's shortlist.
 
     The new file is named by its checksum, so the old one stays whole until the manifest, which is replaced in
@@ -42,7 +44,9 @@ def put_into_bundle(path: Path, trained: TrainedShortlist) -> Bundle:
 
     Args:
         path: the bundle's folder.
-        trained: lists for the bundle's own vocabulary.
+        shortlist: for the bundle's own vocabulary.
+        provenance: facts about it for the manifest and the card.
+        command: of ``dragoman export``, which made it.
 
     Raises:
         BundleError: the bundle cannot be opened, or has no shortlist graphs.
@@ -51,29 +55,27 @@ def put_into_bundle(path: Path, trained: TrainedShortlist) -> Bundle:
     bundle = open_bundle(path)
     manifest = bundle.manifest
     check_takes_shortlist(bundle)
-    if trained.shortlist.vocabulary_size != manifest.sizes.vocabulary_size:
+    if shortlist.vocabulary_size != manifest.sizes.vocabulary_size:
         raise InvalidOption(
-            f"the shortlist is for a vocabulary of {trained.shortlist.vocabulary_size} tokens, bundle "
+            f"the shortlist is for a vocabulary of {shortlist.vocabulary_size} tokens, bundle "
             f"{manifest.id} has {manifest.sizes.vocabulary_size}; use the bundle's own tokenizer"
         )
     quality = tuple(score for score in manifest.quality if not score.shortlist)
-    card = _card(bundle.file(MODEL_CARD_NAME).read_text(encoding="utf-8"), trained.provenance, quality)
+    card = _card(bundle.file(MODEL_CARD_NAME).read_text(encoding="utf-8"), provenance, quality, command)
 
     new_list, new_card = path / "shortlist.partial", path / f"{MODEL_CARD_NAME}.partial"
-    trained.shortlist.save(new_list)
+    shortlist.save(new_list)
     new_card.write_text(card, encoding="utf-8")
     name = f"shortlist-{sha256_of(new_list)[:12]}.bin"
     files = {key: value for key, value in manifest.files.items() if key != manifest.shortlist}
     files |= {name: _record(new_list), MODEL_CARD_NAME: _record(new_card)}
-    provenance = {
-        key: value for key, value in manifest.provenance.items() if not key.startswith("shortlist_")
-    }
+    kept = {key: value for key, value in manifest.provenance.items() if not key.startswith("shortlist_")}
     updated = manifest.model_copy(
         update={
             "shortlist": name,
             "files": files,
             "quality": quality,
-            "provenance": provenance | trained.provenance,
+            "provenance": kept | dict(provenance),
         }
     )
     new_list.replace(path / name)
@@ -88,7 +90,7 @@ def _record(path: Path) -> FileRecord:
     return FileRecord(size_bytes=path.stat().st_size, sha256=sha256_of(path))
 
 
-def _card(text: str, facts: Mapping[str, str], quality: Sequence[QualityScore]) -> str:
+def _card(text: str, facts: Mapping[str, str], quality: Sequence[QualityScore], command: str) -> str:
     """The card with a section on the shortlist, and the scores that still hold."""
     rows = "\n".join(f"| {key} | `{value}` |" for key, value in sorted(facts.items()))
     body = text.split(QUALITY_HEADING)[0].split(_HEADING)[0].rstrip()
@@ -96,7 +98,7 @@ def _card(text: str, facts: Mapping[str, str], quality: Sequence[QualityScore]) 
 
 {_HEADING}
 
-Made by `dragoman export shortlist`; it replaces the one that the sections above may name.
+Made by `dragoman export {command}`; it replaces the one that the sections above may name.
 
 | fact | value |
 |---|---|

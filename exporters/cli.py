@@ -2,34 +2,26 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Optional, get_args
 
 import pydantic
-import sentencepiece
 import typer
 from rich.console import Console
 
 from app.bundle import Bundle, Variant, open_bundle
 from app.bundle.manifest import LanguagePair, QualityScore
 from app.errors import InvalidOption
-from app.text import Tokenizer
-from exporters.bundle_shortlist import check_takes_shortlist, put_into_bundle
+from exporters import shortlist_cli
+from exporters.bundle_report import report
 from exporters.checkpoint import Checkpoint
 from exporters.export import ExportOptions, export_bundle
 from exporters.given_texts import read_facts, read_sentences, verification_texts
 from exporters.marian import import_marian
 from exporters.model_card import ModelFacts, model_card
 from exporters.quality import record_quality
-from exporters.shortlist_training import (
-    DEFAULT_MAX_PAIRS,
-    ShortlistOptions,
-    TrainedShortlist,
-    train_shortlist,
-)
 from exporters.trained import (
     FEW_TEXTS,
     LICENCE,
@@ -38,7 +30,6 @@ from exporters.trained import (
     to_saved_model,
     with_activation_scales,
 )
-from model.data.parallel_text import ParallelText
 from model.saved_model import load_model, save_model
 
 app = typer.Typer(
@@ -69,6 +60,10 @@ VerifyWith = Annotated[
         "--verify-with", help="Source sentences, one a line, for the final comparison with PyTorch."
     ),
 ]
+
+
+app.command("shortlist")(shortlist_cli.shortlist_command)
+app.command("prune-shortlist")(shortlist_cli.prune_command)
 
 
 @app.callback()
@@ -107,7 +102,7 @@ def marian(
             max_source_tokens=max_source_tokens,
             progress=status.update,
         )
-    _report(bundle)
+    report(bundle, _console)
 
 
 @app.command("trained")
@@ -173,7 +168,7 @@ def trained_command(
             max_source_tokens=limit,
             progress=status.update,
         )
-    _report(bundle)
+    report(bundle, _console)
 
 
 @app.command("weights")
@@ -209,93 +204,7 @@ def record_quality_command(
         ) from error
     if not parsed:
         raise InvalidOption(f"{scores} has no scores of bundle {bundle_id}; measure it first")
-    _report(record_quality(bundle, parsed))
-
-
-@app.command("shortlist")
-def shortlist_command(
-    text: Annotated[
-        list[Path],
-        typer.Argument(help="Parallel text: tab-separated tables, plain, .gz or .zst; or one source side."),
-    ],
-    bundle: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(help="Bundle whose vocabulary is taken. Without --out, its shortlist is replaced."),
-    ] = None,
-    tokenizer: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(help="SentencePiece model of source and target, in place of --bundle."),
-    ] = None,
-    eos_id: Annotated[
-        Optional[int],  # noqa: UP045
-        typer.Option(help="With --tokenizer: id that ends a sentence. Default: the SentencePiece model's."),
-    ] = None,
-    out: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(help="Write the shortlist to this file, which must not exist."),
-    ] = None,
-    target_text: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(help="The target side, line by line like TEXT, which is then no table."),
-    ] = None,
-    source_column: Annotated[int, typer.Option(help="Column of the table; negative: from the end.")] = 1,
-    target_column: Annotated[int, typer.Option(help="Column of the table; negative: from the end.")] = 2,
-    frequent: Annotated[
-        int, typer.Option(help="So many frequent target tokens are always allowed.")
-    ] = ShortlistOptions.num_frequent,
-    best: Annotated[
-        int, typer.Option(help="At most so many targets of a source token.")
-    ] = ShortlistOptions.num_best,
-    min_probability: Annotated[
-        float, typer.Option(help="Leave out a source token's targets that are less probable.")
-    ] = ShortlistOptions.min_probability,
-    copies: Annotated[
-        bool, typer.Option(help="Allow each source token itself as a target.")
-    ] = ShortlistOptions.copies,
-    max_tokens: Annotated[
-        int, typer.Option(min=1, max=1024, help="Leave out pairs with more tokens on a side.")
-    ] = 128,
-    max_pairs: Annotated[
-        int, typer.Option(min=1, help="Read so many pairs; 700,000 take 12 minutes and 2.5 GB.")
-    ] = DEFAULT_MAX_PAIRS,
-) -> None:
-    """Make a lexical shortlist from parallel text, for a bundle or as a file.
-
-    The text should be like what will be translated, and its target side the model's own translations
-    (`dragoman translate` of source text, without a shortlist): what a list lacks, the model cannot say.
-    """
-    options = ShortlistOptions(
-        num_frequent=frequent, num_best=best, min_probability=min_probability, copies=copies
-    )
-    if target_text is not None and len(text) > 1:
-        raise InvalidOption(f"--target-text goes with one TEXT, {len(text)} are given; join the files")
-    texts = [
-        ParallelText(path, target_path=target_text, source_column=source_column, target_column=target_column)
-        for path in text
-    ]
-    if out is not None and (out.exists() or not out.parent.is_dir()):
-        raise InvalidOption(f"--out {out} exists, or its folder does not; name a new file")
-    pieces = _pieces(bundle, tokenizer, eos_id, replaces=out is None)
-    with _console.status("reading") as status:
-        pairs = itertools.chain.from_iterable(part.pairs() for part in texts)
-        trained = train_shortlist(
-            pairs, pieces, options, max_tokens=max_tokens, max_pairs=max_pairs, progress=status.update
-        )
-    _report_shortlist(trained, max_tokens=max_tokens, max_pairs=max_pairs)
-    if out is not None:
-        partial = out.with_name(f"{out.name}.partial")
-        trained.shortlist.save(partial)
-        partial.replace(out)
-        _console.print(f"{out.stat().st_size / 1e6:.2f} MB in {out}")
-    elif bundle is not None:
-        num_scores = len(open_bundle(bundle, verify=False).manifest.quality)
-        replaced = put_into_bundle(bundle, trained)
-        if num_removed := num_scores - len(replaced.manifest.quality):
-            _console.print(
-                f"{num_removed} scores that were measured with the old shortlist are removed from the "
-                "manifest and the model card; measure again"
-            )
-        _report(replaced)
+    report(record_quality(bundle, parsed), _console)
 
 
 def _export(
@@ -333,43 +242,6 @@ def _export(
     return export_bundle(checkpoint, out, options, progress=progress)
 
 
-def _pieces(bundle: Path | None, tokenizer: Path | None, eos_id: int | None, *, replaces: bool) -> Tokenizer:
-    """The vocabulary of a bundle or of a SentencePiece model."""
-    if (bundle is None) == (tokenizer is None):
-        raise InvalidOption("the vocabulary comes from --bundle or from --tokenizer; give one of the two")
-    if bundle is not None:
-        if eos_id is not None:
-            raise InvalidOption("--eos-id goes with --tokenizer; a bundle states its own")
-        opened = open_bundle(bundle)
-        if replaces:
-            check_takes_shortlist(opened)
-        manifest = opened.manifest
-        return Tokenizer.open(opened.file(manifest.tokenizer), eos_id=manifest.tokens.eos_id)
-    assert tokenizer is not None
-    if replaces:
-        raise InvalidOption("--tokenizer needs --out, the file to write")
-    checked = Tokenizer.open(tokenizer, eos_id=eos_id or 0)
-    if eos_id is not None:
-        return checked
-    own = int(sentencepiece.SentencePieceProcessor(model_file=str(tokenizer)).eos_id())
-    if own < 0:
-        raise InvalidOption(f"{tokenizer} has no end-of-sentence piece; name the model's id with --eos-id")
-    return Tokenizer.open(tokenizer, eos_id=own)
-
-
-def _report_shortlist(trained: TrainedShortlist, *, max_tokens: int, max_pairs: int) -> None:
-    _console.print(
-        f"aligned {trained.num_pairs:,} pairs; left out: {trained.num_empty:,} with an empty side, "
-        f"{trained.num_long:,} with more than {max_tokens} tokens on a side"
-    )
-    if trained.has_more:
-        _console.print(
-            f"the text goes on after the {max_pairs:,} pairs of --max-pairs; the rest was not read"
-        )
-    shortlist = trained.shortlist
-    _console.print(f"{shortlist.num_entries:,} targets of {shortlist.vocabulary_size:,} source tokens")
-
-
 def _pair(source: str, target: str) -> LanguagePair:
     try:
         return LanguagePair(source=source, target=target)
@@ -387,14 +259,3 @@ def _variants(text: str) -> list[Variant]:
     if not wanted:
         raise InvalidOption(f"--variants names none; known are {', '.join(known)}")
     return [variant for variant in known if variant in wanted]
-
-
-def _report(bundle: Bundle) -> None:
-    manifest = bundle.manifest
-    num_bytes = sum(record.size_bytes for record in manifest.files.values())
-    _console.print(f"{manifest.id}: {num_bytes / 1e6:.1f} MB in {bundle.path}")
-    for report in manifest.verification:
-        _console.print(
-            f"  {report.variant}: {report.num_identical} of {report.num_segments} segments as PyTorch, "
-            f"scores within {report.max_score_difference:.1e}"
-        )

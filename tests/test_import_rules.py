@@ -84,6 +84,7 @@ ONLY_IN = {
         "app.cli",
         "app.__main__",
         "exporters.cli",
+        "exporters.shortlist_cli",
         *MODEL_COMMANDS,
         "model.data.options",
         "model.data.rare_words_cli",

@@ -11,6 +11,7 @@ from tiny_models import VOCABULARY_SIZE, tiny_checkpoint, tiny_options, tiny_tok
 from typer.testing import CliRunner
 
 import exporters.cli as cli_module
+import exporters.shortlist_cli as shortlist_cli
 from app.bundle import MANIFEST_NAME, open_bundle
 from app.bundle.manifest import QualityScore
 from app.decoding.shortlist import Shortlist
@@ -168,7 +169,7 @@ def test_mistakes_are_named_before_any_alignment(
     def never(*_: object, **__: object) -> TrainedShortlist:
         raise AssertionError("the long work began")
 
-    monkeypatch.setattr(cli_module, "train_shortlist", never)
+    monkeypatch.setattr(shortlist_cli, "train_shortlist", never)
     out = tmp_path / "list.bin"
     for arguments, words in (
         ([table], "give one of the two"),
@@ -203,17 +204,10 @@ def test_an_empty_text_is_refused_and_nothing_is_written(spm: Path, tmp_path: Pa
 
 
 def test_a_list_of_another_vocabulary_is_refused(bundle: Path) -> None:
-    trained = TrainedShortlist(
-        shortlist=empty_shortlist(VOCABULARY_SIZE + 1),
-        num_pairs=1,
-        num_empty=0,
-        num_long=0,
-        has_more=False,
-        provenance={},
-    )
+    other = empty_shortlist(VOCABULARY_SIZE + 1)
     before = {path.name: path.read_bytes() for path in bundle.iterdir()}
     with pytest.raises(
         InvalidOption, match=f"{VOCABULARY_SIZE + 1} tokens, bundle with has {VOCABULARY_SIZE}"
     ):
-        put_into_bundle(bundle, trained)
+        put_into_bundle(bundle, other, {}, command="shortlist")
     assert {path.name: path.read_bytes() for path in bundle.iterdir()} == before
