@@ -6,7 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from app.bundle.manifest import LanguagePair, QualityScore
-from model.config import TransformerConfig
+from model.config import DecoderCell, TransformerConfig
+
+_DECODERS: Mapping[DecoderCell, str] = {
+    "attention": "self-attention",
+    "gated_attention": "gated self-attention",
+    "ssru": "SSRU recurrence",
+}
 
 
 @dataclass(frozen=True)
@@ -37,7 +43,9 @@ def model_card(
 ) -> str:
     """The card, without quality; `quality_section` is appended when scores are recorded."""
     directions = ", ".join(f"{pair.source} to {pair.target}" for pair in pairs)
-    decoder = "SSRU recurrence" if config.decoder_cell == "ssru" else "self-attention"
+    decoder = _DECODERS[config.decoder_cell]
+    if config.num_query_heads != config.num_heads:
+        decoder += f" with {config.num_query_heads} queries"
     sources = "\n".join(f"| {key} | `{value}` |" for key, value in sorted(provenance.items()))
     return f"""# {bundle_id}
 
