@@ -63,7 +63,7 @@ VerifyWith = Annotated[
 
 
 app.command("shortlist")(shortlist_cli.shortlist_command)
-app.command("prune-shortlist")(shortlist_cli.prune_command)
+app.command("compact-shortlist")(shortlist_cli.compact_command)
 
 
 @app.callback()

@@ -1,4 +1,4 @@
-"""`dragoman export shortlist` and `prune-shortlist`: lexical shortlists from parallel text."""
+"""`dragoman export shortlist` and `compact-shortlist`: lexical shortlists from text, and smaller ones."""
 
 from __future__ import annotations
 
@@ -17,14 +17,13 @@ from app.errors import InvalidOption
 from app.text import Tokenizer
 from exporters.bundle_report import report
 from exporters.bundle_shortlist import check_takes_shortlist, put_into_bundle
-from exporters.shortlist_pruning import PruningOptions, prune_shortlist
+from exporters.shortlist_compaction import DEFAULT_NUM_COMMON, compact_shortlist
 from exporters.shortlist_training import (
     DEFAULT_MAX_PAIRS,
     ShortlistOptions,
     TrainedShortlist,
     train_shortlist,
 )
-from exporters.word_alignment import tokenize_pairs
 from model.data.parallel_text import ParallelText
 
 _console = Console(stderr=True)
@@ -105,60 +104,34 @@ def shortlist_command(
         _replace(bundle, trained.shortlist, trained.provenance, command="shortlist")
 
 
-def prune_command(
-    text: Text,
-    bundle: Annotated[Path, typer.Option(help="Bundle whose shortlist is pruned; without --out, in place.")],
+def compact_command(
+    bundle: Annotated[
+        Path, typer.Option(help="Bundle whose shortlist is compacted; without --out, in place.")
+    ],
     out: Out = None,
-    target_text: TargetText = None,
-    source_column: SourceColumn = 1,
-    target_column: TargetColumn = 2,
-    rare_below: Annotated[
-        int, typer.Option(help="Source tokens that TEXT has in fewer pairs keep their whole lists.")
-    ] = PruningOptions.rare_below,
-    together: Annotated[
-        int, typer.Option(help="The others keep the targets that TEXT has with them in so many pairs.")
-    ] = PruningOptions.together,
-    max_tokens: MaxTokens = 128,
-    max_pairs: Annotated[int, typer.Option(min=1, help="Read so many pairs.")] = DEFAULT_MAX_PAIRS,
+    common: Annotated[
+        int, typer.Option(help="So many targets, those that most lists hold, become candidates everywhere.")
+    ] = DEFAULT_NUM_COMMON,
 ) -> None:
-    """Take targets out of a bundle's lexical shortlist that parallel text never shows.
+    """Make a bundle's lexical shortlist smaller: what most lists hold is written once.
 
-    The text should be like what will be translated, its target side people's or the model's own translations
-    without a shortlist. A shorter list makes a smaller bundle and a faster step.
+    No sentence loses a candidate; each has up to --common more, which a step pays for.
     """
-    options = PruningOptions(rare_below=rare_below, together=together)
-    texts = _texts(text, target_text, source_column, target_column)
     _check_new(out)
     opened = open_bundle(bundle)
     manifest = opened.manifest
     if manifest.shortlist is None:
         raise InvalidOption(
-            f"bundle {manifest.id} has no shortlist to prune; make one with `dragoman export shortlist`"
+            f"bundle {manifest.id} has no shortlist to compact; make one with `dragoman export shortlist`"
         )
     before = Shortlist.load(opened.file(manifest.shortlist))
-    pieces = Tokenizer.open(opened.file(manifest.tokenizer), eos_id=manifest.tokens.eos_id)
-    with _console.status("reading") as status:
-        pairs = itertools.chain.from_iterable(part.pairs() for part in texts)
-        tokens = tokenize_pairs(
-            pairs, pieces, max_tokens=max_tokens, max_pairs=max_pairs, progress=status.update
-        )
-        status.update("counting")
-        after = prune_shortlist(before, tokens, options, eos_id=pieces.eos_id)
-    _console.print(
-        f"{after.num_entries:,} of {before.num_entries:,} targets stay, by {len(tokens):,} pairs; left out: "
-        f"{tokens.num_empty:,} with an empty side, {tokens.num_long:,} with more than {max_tokens} tokens "
-        "on a side"
-    )
-    if tokens.has_more:
-        _console.print(_HAS_MORE.format(max_pairs=max_pairs))
+    after = compact_shortlist(before, num_common=common, eos_id=manifest.tokens.eos_id)
+    _console.print(f"{after.num_entries:,} entries, {before.num_entries:,} before")
     if out is not None:
         _save(after, out)
         return
     facts = {key: value for key, value in manifest.provenance.items() if key.startswith("shortlist_")}
-    facts["shortlist_pruned"] = (
-        f"by {len(tokens)} pairs: rare below {options.rare_below}, together {options.together}"
-    )
-    _replace(bundle, after, facts, command="prune-shortlist")
+    _replace(bundle, after, facts | {"shortlist_common": str(common)}, command="compact-shortlist")
 
 
 def _texts(

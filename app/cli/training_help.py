@@ -9,13 +9,13 @@ Usage: dragoman export COMMAND [ARGS]...
 Make a bundle from a checkpoint.
 
 Commands:
-  marian           Import a Marian model (Firefox Translations, Bergamot):
-                   dragoman export marian DIR --source xx --target yy --out BUNDLE
-  trained          Make a bundle of a model folder that was trained here.
-  weights          Make a model folder of a bundle, to train on or to learn from.
-  record-quality   Write measured scores into a bundle's manifest.
-  shortlist        Make a lexical shortlist from parallel text, for a bundle or as a file.
-  prune-shortlist  Take targets out of a bundle's shortlist that parallel text never shows.
+  marian             Import a Marian model (Firefox Translations, Bergamot):
+                     dragoman export marian DIR --source xx --target yy --out BUNDLE
+  trained            Make a bundle of a model folder that was trained here.
+  weights            Make a model folder of a bundle, to train on or to learn from.
+  record-quality     Write measured scores into a bundle's manifest.
+  shortlist          Make a lexical shortlist from parallel text, for a bundle or as a file.
+  compact-shortlist  Make a bundle's shortlist smaller: what most lists hold is written once.
 
 Each command has its own --help once everything is installed.
 """,
