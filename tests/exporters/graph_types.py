@@ -63,7 +63,10 @@ def _declare_outputs(
         case "GroupQueryAttention":
             rows, length, packed = dims[0]
             assert isinstance(packed, int)
-            shapes: list[list[Dim]] = [[rows, length, packed // 3], dims[3], dims[4]]
+            heads = {each.name: each.i for each in node.attribute}
+            queries, width = heads["num_heads"], packed * heads["num_heads"]
+            width //= queries + 2 * heads["kv_num_heads"]
+            shapes: list[list[Dim]] = [[rows, length, width], dims[3], dims[4]]
         case "FusedMatMul":
             shapes = [[*dims[0][:-1], dims[1][-2]]]
         case "MultiHeadAttention":
