@@ -12,8 +12,8 @@ def report(bundle: Bundle, console: Console) -> None:
     manifest = bundle.manifest
     num_bytes = sum(record.size_bytes for record in manifest.files.values())
     console.print(f"{manifest.id}: {num_bytes / 1e6:.1f} MB in {bundle.path}")
-    for report in manifest.verification:
+    for found in manifest.verification:
         console.print(
-            f"  {report.variant}: {report.num_identical} of {report.num_segments} segments as PyTorch, "
-            f"scores within {report.max_score_difference:.1e}"
+            f"  {found.variant}: {found.num_identical} of {found.num_segments} segments as PyTorch, "
+            f"scores within {found.max_score_difference:.1e}"
         )

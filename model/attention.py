@@ -79,10 +79,17 @@ class MultiHeadAttention(nn.Module):
             num_heads: H, of keys and values.
             num_query_heads: G * H; None: H.
             gated: whether there is a gate.
+
+        Raises:
+            ValueError: the queries are no multiple of the keys.
         """
         super().__init__()
+        if num_query_heads is None:
+            num_query_heads = num_heads
+        if num_query_heads < 1 or num_query_heads % num_heads:
+            raise ValueError(f"{num_query_heads} queries are no multiple of {num_heads} keys and values")
         self.num_heads = num_heads
-        self.group_size = (num_query_heads or num_heads) // num_heads
+        self.group_size = num_query_heads // num_heads
         width = self.group_size * d_model
         self.query = nn.Linear(d_model, width)
         self.key = nn.Linear(d_model, d_model)

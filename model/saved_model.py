@@ -27,7 +27,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
-from app.bundle.manifest import LanguageCode, ModelSizes, NumPositions
+from app.bundle.manifest import LanguageCode, ModelSizes, NumPositions, PositiveInt
 from app.errors import CheckpointError
 from model.config import TransformerConfig
 from model.transformer import Transformer
@@ -81,6 +81,12 @@ class SavedModel:
         module = Transformer(self.config)
         module.load_state_dict(weights, strict=True)
         return module.eval()
+
+
+class _QueryHeads(BaseModel):
+    """What the sizes of a bundle leave to its graphs."""
+
+    decoder_query_heads: PositiveInt
 
 
 class _Description(BaseModel):
@@ -265,6 +271,7 @@ def _parse_description(raw: bytes, where: str) -> _Description:
 
 def _sizes(config: TransformerConfig) -> ModelSizes:
     """The bounds that a bundle sets, so that a damaged number is refused before anything is made of it."""
+    _QueryHeads(decoder_query_heads=config.num_query_heads)
     return ModelSizes(
         d_model=config.d_model,
         num_heads=config.num_heads,

@@ -45,6 +45,7 @@ _RIDGE = 1e-3
 _SAMPLE_TOKENS = 40_000
 _SAMPLE_POSITIONS = 64
 _KEPT_BYTES = 1 << 30
+_JUDGED_BATCHES = 8
 _WARMUP_STEPS = 50
 _CLIP_NORM = 1.0
 
@@ -172,7 +173,7 @@ def imitate_recurrences(
     steps: int,
     learning_rate: float = 3e-3,
     on_step: Callable[[int, Sequence[LayerFit]], None] = lambda *_: None,
-) -> None:
+) -> tuple[LayerFit, ...]:
     """Make the decoder self-attentions of a student that is otherwise its teacher's copy.
 
     What comes into the teacher's layers takes longer to compute than a step does, so it is kept: after some
@@ -186,6 +187,9 @@ def imitate_recurrences(
         steps: of AdamW after the start, each with one batch for all layers; 0 leaves it at the start.
         learning_rate: the peak; it rises over some steps and falls linearly to 0.
         on_step: told after each step its number, from 1, and how near the layers came on its batch.
+
+    Returns:
+        How near the layers come on batches that they did not learn from.
     """
     layers = [
         _Layer(cast(DecoderLayer, mine), cast(DecoderLayer, theirs))
@@ -221,7 +225,23 @@ def imitate_recurrences(
         adamw.step()
         adamw.zero_grad(set_to_none=True)
         on_step(step, fits)
+    judged = _judged(layers, teacher, islice(batches, _JUDGED_BATCHES))
     student.train(mode)
+    return judged
+
+
+@torch.no_grad()
+def _judged(layers: Sequence[_Layer], teacher: Transformer, batches: Iterator[Batch]) -> tuple[LayerFit, ...]:
+    """The mean over some batches."""
+    sums = [[0.0, 0.0] for _ in layers]
+    num_batches = 0
+    for batch in batches:
+        num_batches += 1
+        lesson = _lesson(layers, teacher, batch)
+        for total, layer, (inputs, wanted) in zip(sums, layers, lesson.layers, strict=True):
+            total[0] += float(layer.error(inputs, wanted, lesson.mask))
+            total[1] += float(wanted.var(dim=0, unbiased=False).mean())
+    return tuple(LayerFit(error / num_batches, variance / num_batches) for error, variance in sums)
 
 
 @dataclass(frozen=True)
@@ -247,16 +267,18 @@ def _lessons(layers: Sequence[_Layer], teacher: Transformer, batches: Iterator[B
     """Of all batches, until so many are kept as the memory is meant to hold; then those again, endless."""
     kept: list[_Lesson] = []
     while sum(lesson.num_bytes for lesson in kept) < _KEPT_BYTES:
-        batch = next(batches)
-        inputs = _layer_inputs(teacher, batch)
-        with torch.no_grad():
-            wanted = [
-                _after_norm(layer.theirs, each)[batch.target_mask]
-                for layer, each in zip(layers, inputs, strict=True)
-            ]
-        kept.append(_Lesson(batch.target_mask, tuple(zip(inputs, wanted, strict=True))))
+        kept.append(_lesson(layers, teacher, next(batches)))
         yield kept[-1]
     yield from cycle(kept)
+
+
+@torch.no_grad()
+def _lesson(layers: Sequence[_Layer], teacher: Transformer, batch: Batch) -> _Lesson:
+    inputs = _layer_inputs(teacher, batch)
+    wanted = [
+        _after_norm(layer.theirs, each)[batch.target_mask] for layer, each in zip(layers, inputs, strict=True)
+    ]
+    return _Lesson(batch.target_mask, tuple(zip(inputs, wanted, strict=True)))
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from model.data.batches import Batch, BatchStream, WeightedSource
-from model.distillation.recurrence import LayerFit, imitate_recurrences
+from model.distillation.recurrence import imitate_recurrences
 from model.training.checkpoint import checkpoints_of
 from model.training.config import RunConfig
 from model.training.processes import Processes
@@ -51,7 +51,6 @@ def imitate_teacher(
                 f"fitting self-attention to the recurrence: {steps} steps; a run that is stopped before "
                 "their end begins them anew"
             )
-        reached: list[LayerFit] = []
         console = Console(stderr=True)
         with Progress(
             TextColumn("fitting self-attention to the recurrence"),
@@ -64,13 +63,12 @@ def imitate_teacher(
         ) as progress:
             task = progress.add_task("", total=steps)
 
-            def on_step(_: int, fits: Sequence[LayerFit]) -> None:
-                reached[:] = fits
+            def on_step(*_: object) -> None:
                 progress.advance(task)
 
             batches = _batches(config, model, sources)
-            imitate_recurrences(model, teacher, batches, steps=steps, on_step=on_step)
-        for number, fit in enumerate(reached):
+            reached = imitate_recurrences(model, teacher, batches, steps=steps, on_step=on_step)
+        for number, fit in enumerate(reached if steps else ()):
             say(
                 f"decoder layer {number}: self-attention leaves {fit.unexplained:.1%} of the "
                 f"recurrence's variance unexplained after {steps} steps"

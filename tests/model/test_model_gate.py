@@ -48,6 +48,12 @@ def test_the_cache_does_not_grow_with_the_queries() -> None:
     assert [tuple(each.shape) for each in present] == [(3, 3, 5, 4)] * 2
 
 
+@pytest.mark.parametrize("num_query_heads", [0, 2, 6])
+def test_queries_that_no_key_can_share_are_refused(num_query_heads: int) -> None:
+    with pytest.raises(ValueError, match=f"{num_query_heads} queries are no multiple of 4 keys"):
+        CausalSelfAttention(12, 4, num_query_heads=num_query_heads)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

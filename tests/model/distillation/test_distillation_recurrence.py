@@ -156,6 +156,23 @@ def test_fitting_brings_every_layer_nearer_to_its_recurrence(make_model: ModelMa
     assert len(history[-1]) == len(student.decoder)
 
 
+def test_how_near_it_came_is_judged_on_text_that_it_did_not_learn_from(
+    make_model: ModelMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recurrence_module, "_KEPT_BYTES", 1)  # one batch, again and again
+    teacher = small_teacher(make_model)
+    seen: list[list[float]] = []
+    judged = imitate_recurrences(
+        student_of(teacher),
+        teacher,
+        batches(),
+        steps=300,
+        on_step=lambda _, fits: seen.append(errors(fits)),
+    )
+    for learnt, other in zip(seen[-1], errors(judged), strict=True):
+        assert other > 1.2 * learnt
+
+
 def test_fitting_changes_nothing_but_self_attentions_and_their_norms(make_model: ModelMaker) -> None:
     teacher = small_teacher(make_model)
     before = {name: tensor.clone() for name, tensor in teacher.state_dict().items()}
@@ -198,9 +215,9 @@ def test_when_the_memory_is_full_the_same_lessons_come_again(
             student_of(teacher), teacher, counted(), steps=9, on_step=lambda step, _: steps.append(step)
         )
         if kept_bytes > 1:
-            num_for_samples = len(taken) - 9
+            num_others = len(taken) - 9  # for the samples, and for the judgement
     assert steps == [*range(1, 10)] * 2
-    assert len(taken) == num_for_samples + 1
+    assert len(taken) == num_others + 1
 
 
 def test_the_same_seed_gives_the_same_start(make_model: ModelMaker) -> None:
