@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Protocol
 
 import numpy as np
@@ -28,8 +29,9 @@ def position_codes(graph: GraphBuilder, checkpoint: Checkpoint, num_positions: i
     d_model, layout = checkpoint.config.d_model, checkpoint.config.positions
     half = d_model // 2
     divisor = half if layout == "interleaved" else half - 1
-    # Not numpy's exp: with AVX-512 its last digit differs, and a bundle shall be the same on every CPU.
-    frequencies = np.array([math.exp(-math.log(10000.0) * index / divisor) for index in range(half)])
+    # Rounded correctly, not by a library's exp, whose last digit depends on the CPU: a bundle shall not.
+    exponents = [-math.log(10000.0) * index / divisor for index in range(half)]
+    frequencies = np.array([float(Decimal(exponent).exp()) for exponent in exponents])
     phases = np.array([0.0, math.pi / 2])
     if layout == "interleaved":
         frequencies, phases = np.repeat(frequencies, 2), np.tile(phases, half)

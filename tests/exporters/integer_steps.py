@@ -86,7 +86,8 @@ class IntegerSteps:
         results = self._session.run(None, inputs | self._cross[source] | state)
         found = dict(zip(outputs, results, strict=True))
         query = found[self._query].reshape(keys.shape[0], -1)  # [H,D]
-        weights = np.exp(np.einsum("hd,hsd->hs", query, keys) / query.shape[1] ** 0.5)
+        scores = np.einsum("hd,hsd->hs", query, keys) / query.shape[1] ** 0.5
+        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
         return Observed(
             logits=found[self._logits][0],
             attention=weights / weights.sum(-1, keepdims=True),

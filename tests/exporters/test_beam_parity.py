@@ -36,7 +36,7 @@ LIMIT = 12
 MODELS: dict[str, dict[str, Any]] = {
     "attention": {"decoder_cell": "attention"},
     # Pre-norm: the post-norm one has ties that a last digit decides.
-    "gated": {"decoder_cell": "gated_attention", "norm": "pre"},
+    "gated": {"decoder_cell": "gated_attention", "decoder_query_heads": 8, "norm": "pre"},
     "ssru": {"decoder_cell": "ssru"},
 }
 

@@ -43,7 +43,10 @@ NUM_SOURCES = 3
 # Pre-norm: the post-norm ones of this size say one token for ever.
 MODELS: dict[str, tuple[dict[str, Any], AlignmentHeads]] = {
     "attention": ({"decoder_cell": "attention", "norm": "pre"}, AlignmentHeads()),
-    "gated": ({"decoder_cell": "gated_attention", "norm": "pre"}, AlignmentHeads()),
+    "gated": (
+        {"decoder_cell": "gated_attention", "decoder_query_heads": 8, "norm": "pre"},
+        AlignmentHeads(),
+    ),
     "ssru": ({"decoder_cell": "ssru", "norm": "pre", "start_id": 5}, AlignmentHeads(layer=-2, heads=(2,))),
 }
 

@@ -81,6 +81,23 @@ def test_a_sentences_maps_have_a_row_for_each_chosen_piece(
     assert maps.ended or t == 3 * s + 8
 
 
+def test_each_query_of_a_gated_decoder_has_its_map(make_model: ModelMaker, tokenizer: Tokenizer) -> None:
+    model = make_model(vocabulary_size=VOCABULARY_SIZE, decoder_cell="gated_attention", decoder_query_heads=8)
+    maps = attention_of(model, tokenizer, tiny_texts()[4])
+    assert maps.decoder is not None
+    assert maps.decoder.shape[:2] == (2, 8)
+    # Four of the eight share nothing: with one and the same query, heads of a group alone look alike.
+    with torch.no_grad():
+        for layer in model.decoder:
+            query = layer.self_attention.query  # type: ignore[union-attr]
+            query.weight.copy_(query.weight[:4].repeat(8, 1))  # type: ignore[operator,index]
+            query.bias.copy_(query.bias[:4].repeat(8))  # type: ignore[operator,index]
+    drawn = attention_of(model, tokenizer, tiny_texts()[4]).decoder
+    assert drawn is not None
+    assert torch.equal(drawn[:, ::2], drawn[:, 1::2])
+    assert not torch.allclose(drawn[:, 0], drawn[:, 2])
+
+
 def test_a_recurrent_decoder_has_no_self_attention_to_draw(
     make_model: ModelMaker, tokenizer: Tokenizer
 ) -> None:
