@@ -31,8 +31,17 @@ def write_ctranslate2_model(checkpoint: Checkpoint, folder: Path, *, quantizatio
         checkpoint: post-norm, self-attention decoder, zero start embedding.
         folder: created.
         quantization: "int8", or None for float32.
+
+    Raises:
+        ValueError: the decoder has something else than plain self-attention, which that engine lacks.
     """
     config = checkpoint.config
+    if config.decoder_cell != "attention" or config.num_query_heads != config.num_heads:
+        raise ValueError(
+            f"the decoder has {config.decoder_cell} with {config.num_query_heads} queries for "
+            f"{config.num_heads} keys, which CTranslate2 does not compute; compare a model with plain "
+            "self-attention"
+        )
     spec = transformer_spec.TransformerSpec.from_config(
         (config.encoder_layers, config.decoder_layers),
         config.num_heads,

@@ -3,11 +3,11 @@
 What both have in common is a mean over the positions so far. The recurrence weighs them channel by channel,
 ``c_t = f_t c_{t-1} + (1 - f_t) W x_t``, where a forget gate f_t follows from the input. Attention weighs them
 head by head, and its gate lets through channel by channel. So two heads look at the values of each channel,
-which are the candidates W x: one at the last position, gated by 1 - f_t, and one at those before it, gated by
-f_t; the output projection adds the two. Channels of similar gates share a head, since they look about as far
-back (`start_as_recurrence`). Then each attention alone, between inputs and outputs of the
-teacher's sub-layer, is fitted by gradients (`imitate_recurrences`): a step of that is cheap, since it goes
-back through nothing else.
+which are the candidates W x: one at the position t itself, gated by 1 - f_t, and one at those before it,
+gated by f_t; the output projection adds the two. Channels of similar gates share a head, since they look
+about as far back (`start_as_recurrence`). Then each attention alone, between inputs and outputs of the teacher's
+sub-layer, is fitted by gradients (`imitate_recurrences`): a step of that is cheap, since it goes back through
+nothing else.
 
 How far back a position lies must be read off the inputs. In the first layer these are word embeddings plus
 position codes, and the embeddings are the larger part: a query and a key that take the codes' dimensions as
@@ -37,7 +37,7 @@ from model.transformer import Transformer
 _SLOWEST, _FASTEST = 0.03, 0.9
 """Radians per position of the waves that positions are read as: periods of 209 to 7 positions."""
 _FARTHEST = 2.0
-"""Positions before the last one that a head looks at most at the start; gradients take it from there."""
+"""Positions before t - 1 that a head looks at most at the start; gradients take it from there."""
 _PEAK_BEFORE, _PEAK_OWN = 6.4, 12.0
 """The score of the position that a head looks at, if all waves could be read without error."""
 _NOISE = 0.05
@@ -87,11 +87,11 @@ def start_as_recurrence(attention: CausalSelfAttention, cell: SSRU, sample: Samp
 
     Channels are sorted by their mean forget gate f and dealt out in this order to the keys and values. The
     recurrence weighs position t - 1 - k by f_t (1 - f) f^k, where k is f / (1 - f) on average: that is how
-    far before the last position the first of a group's two heads looks, and f_t is its gate. The second looks
+    far before t - 1 the first of a group's two heads looks, and f_t is its gate. The second looks
     at position t itself, and its gate is 1 - f_t.
 
     With waves of frequencies w, of which the key has ``(cos w s, sin w s)`` and the query the same turned by
-    ``w k``, the product is ``cos(w (t - k - s))``, largest at s = t - k (Vaswani et al. 2017, section 3.5: a
+    ``w n``, the product is ``cos(w (t - n - s))``, largest at s = t - n (Vaswani et al. 2017, section 3.5: a
     shift is a rotation). Both are read off the inputs by least squares. A little of the random
     initialisation stays, so that training can tell the heads' dimensions apart.
 
