@@ -5,9 +5,9 @@ What both have in common is a mean over the positions so far. The recurrence wei
 head by head, and its gate lets through channel by channel. So two heads look at the values of each channel,
 which are the candidates W x: one at the position t itself, gated by 1 - f_t, and one at those before it,
 gated by f_t; the output projection adds the two. Channels of similar gates share a head, since they look
-about as far back (`start_as_recurrence`). Then each attention alone, between inputs and outputs of the teacher's
-sub-layer, is fitted by gradients (`imitate_recurrences`): a step of that is cheap, since it goes back through
-nothing else.
+about as far back (`start_as_recurrence`). Then each attention alone, between inputs and outputs of the
+teacher's sub-layer, is fitted by gradients (`imitate_recurrences`): a step of that is cheap, since it goes
+back through nothing else.
 
 How far back a position lies must be read off the inputs. In the first layer these are word embeddings plus
 position codes, and the embeddings are the larger part: a query and a key that take the codes' dimensions as
