@@ -62,10 +62,6 @@ VerifyWith = Annotated[
 ]
 
 
-app.command("shortlist")(shortlist_cli.shortlist_command)
-app.command("compact-shortlist")(shortlist_cli.compact_command)
-
-
 @app.callback()
 def root() -> None:
     """Make a bundle from a checkpoint."""
@@ -205,6 +201,10 @@ def record_quality_command(
     if not parsed:
         raise InvalidOption(f"{scores} has no scores of bundle {bundle_id}; measure it first")
     report(record_quality(bundle, parsed), _console)
+
+
+app.command("shortlist")(shortlist_cli.shortlist_command)
+app.command("compact-shortlist")(shortlist_cli.compact_command)
 
 
 def _export(

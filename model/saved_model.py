@@ -231,7 +231,7 @@ def _parse_description(raw: bytes, where: str) -> _Description:
     # A configuration's defaults may change one day, so each of its fields must be stated.
     stated = document.get("config")
     if isinstance(stated, dict):
-        stated = _BEFORE | stated
+        stated = document["config"] = _BEFORE | stated
     if isinstance(stated, dict) and stated.keys() != _CONFIG_FIELDS:
         faults = [
             f"{what} {_named(names)}"
@@ -246,7 +246,7 @@ def _parse_description(raw: bytes, where: str) -> _Description:
             f"{len(_CONFIG_FIELDS)} fields and knows no other. Save the model again with this version"
         )
     try:
-        description = _Description.model_validate_json(json.dumps(document | {"config": stated}))
+        description = _Description.model_validate_json(json.dumps(document))
         _sizes(description.config)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]

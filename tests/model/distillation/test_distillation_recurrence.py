@@ -220,6 +220,27 @@ def test_when_the_memory_is_full_the_same_lessons_come_again(
     assert len(taken) == num_others + 1
 
 
+def test_kept_lessons_come_again_in_their_order(
+    make_model: ModelMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recurrence_module, "_KEPT_BYTES", 200_000)
+    teacher = small_teacher(make_model)
+    seen: list[list[float]] = []
+    # Nothing is learnt at a rate of 0, so that an error tells its batch.
+    imitate_recurrences(
+        student_of(teacher),
+        teacher,
+        batches(),
+        steps=30,
+        learning_rate=0.0,
+        on_step=lambda _, fits: seen.append(errors(fits)),
+    )
+    period = seen.index(seen[0], 1)
+    assert 1 < period < 15
+    assert len({tuple(each) for each in seen}) == period
+    assert seen[period:] == seen[:-period]
+
+
 def test_the_same_seed_gives_the_same_start(make_model: ModelMaker) -> None:
     teacher = small_teacher(make_model)
     made = []

@@ -320,3 +320,11 @@ def test_a_list_that_is_empty_because_its_entries_are_wrong_is_not_complained_ab
     )
     assert "column is 0" in words
     assert "at least 1 item" not in words
+
+
+def test_a_gated_decoder_with_more_queries_can_be_trained_from_nothing(tmp_path: Path) -> None:
+    model = load(tmp_path, "decoder_cell = 'gated_attention'\ndecoder_query_heads = 16").model
+    assert model is not None
+    config = model.transformer(100, eos_id=0)
+    assert (config.decoder_cell, config.num_query_heads, config.num_heads) == ("gated_attention", 16, 8)
+    assert "multiple of num_heads" in complaint(tmp_path, "decoder_query_heads = 12")
