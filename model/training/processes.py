@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from importlib import import_module
 
 import torch
 from torch import Tensor, distributed
@@ -83,6 +84,10 @@ def joined(device: torch.device) -> Processes:
     count = int(os.environ.get("WORLD_SIZE", "1"))
     if count == 1:
         return Processes()
+    # Its functions hold the group of the time of their import as a default, and the first step of an
+    # optimiser imports them: read after the group is made, they would keep its threads alive when it is
+    # left, and one of those that frees a tensor while the interpreter ends aborts the process.
+    import_module("torch.distributed.nn.functional")
     if device.type == "cuda":
         # "cuda" means this process's own; what is no tensor of the model still travels by way of the CPU.
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
@@ -93,6 +98,6 @@ def joined(device: torch.device) -> Processes:
 
 
 def left() -> None:
-    """Leave them."""
+    """Leave them: their threads have ended when this returns."""
     if distributed.is_initialized():
         distributed.destroy_process_group()

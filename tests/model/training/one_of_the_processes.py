@@ -1,4 +1,4 @@
-"""What each process of `test_training_processes` does: toy runs, with a file of each one's weights."""
+"""What each process of `test_training_processes` does: toy runs, with files of its weights and threads."""
 
 from __future__ import annotations
 
@@ -54,6 +54,12 @@ def main(folder: Path) -> None:
     processes.share([own])
     save_file({"own": own}, folder / f"shared-rank-{processes.rank}.safetensors")
     left()
+    (folder / f"threads-rank-{processes.rank}.txt").write_text("\n".join(names_of_threads()))
+
+
+def names_of_threads() -> list[str]:
+    """Of this process, Python's and others, where the system tells them as Linux does."""
+    return [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
 
 
 if __name__ == "__main__":

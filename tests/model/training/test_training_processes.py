@@ -88,6 +88,15 @@ def test_two_processes_of_which_one_is_interrupted_stop_together_and_go_on_exact
     assert [path.name for path in found] == ["step-00000005", "step-00000010", "step-00000012"]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="threads are listed in /proc")
+def test_no_thread_of_the_group_outlives_it(together: Path) -> None:
+    # One that frees a tensor while the interpreter ends would abort a process whose work is done.
+    for rank in (0, 1):
+        names = (together / f"threads-rank-{rank}.txt").read_text().splitlines()
+        assert names
+        assert not [name for name in names if "gloo" in name]
+
+
 def test_one_process_asks_nobody() -> None:
     alone = Processes()
     gradient = torch.ones(3)
