@@ -11,6 +11,7 @@ from typing import Annotated, Optional
 import typer
 
 from app.cli.keys import keys
+from app.cli.termination import sigterm_as_ctrl_c
 from app.errors import DragomanError, InvalidRequest, SettingsError
 
 _EXIT_FAILED = 1
@@ -282,13 +283,14 @@ _training_tool(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command; ends by SystemExit with 0, 1 (it failed), 2 (wrong usage) or 130 (Ctrl-C).
+    """Run a command; ends by SystemExit with 0, 1 (it failed), 2 (wrong usage) or 130 (Ctrl-C, SIGTERM).
 
     Args:
         arguments: without the program's name; None takes the process's.
     """
     try:
-        cli(args=None if arguments is None else list(arguments), prog_name="dragoman")
+        with sigterm_as_ctrl_c():
+            cli(args=None if arguments is None else list(arguments), prog_name="dragoman")
     except DragomanError as error:
         print(f"dragoman: {error.message}", file=sys.stderr)
         sys.exit(_EXIT_USAGE if isinstance(error, InvalidRequest | SettingsError) else _EXIT_FAILED)

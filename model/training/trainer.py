@@ -286,7 +286,8 @@ class Trainer:
             self._optimization.restore(checkpoint.moments)
         except (RuntimeError, ValueError) as error:
             raise CheckpointError(
-                f"{path} is of another model or another choice of what is frozen"
+                f"{path} is of another model or another choice of what is frozen; go on with the "
+                "configuration that it was made with, or name another output"
             ) from error
         self._state = checkpoint.state
         judged_by = self._judge.section.stop_by if self._judge is not None else ""
