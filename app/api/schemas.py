@@ -233,7 +233,7 @@ class TranslateAnswer(_Body):
                 ],
                 "source": "en",
                 "target": "pt",
-                "model": "firefox-en-pt",
+                "model": "dragoman-en-pt",
                 "timings": {"total_s": 0.031, "queue_s": 0.001, "decode_s": 0.029},
             }
         }

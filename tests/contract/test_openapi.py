@@ -59,7 +59,7 @@ class StayingEngine(FakeEngine):
 
 
 async def reload() -> ReloadReport:
-    return ReloadReport((BundleChange("firefox-en-pt", Change.LOADED, 0.5),), 0.75)
+    return ReloadReport((BundleChange("dragoman-en-pt", Change.LOADED, 0.5),), 0.75)
 
 
 engine = StayingEngine()

@@ -349,7 +349,7 @@ async def test_the_docs_page_shows_both_error_bodies_and_the_codes_of_each_answe
 
 
 async def test_the_examples_name_a_model_as_the_shipped_ones_are_named(client: httpx.AsyncClient) -> None:
-    assert "&quot;model&quot;: &quot;firefox-en-pt&quot;" in (await client.get("/docs")).text
+    assert "&quot;model&quot;: &quot;dragoman-en-pt&quot;" in (await client.get("/docs")).text
 
 
 async def test_the_root_leads_to_the_docs(client: httpx.AsyncClient) -> None:

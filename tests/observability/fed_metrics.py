@@ -9,7 +9,7 @@ from app.observability.metrics import DeviceMemory
 from app.runtime.events import AdmissionEvent, StepEvent
 from app.runtime.request import PairInfo
 
-MODEL = "firefox-en-pt"
+MODEL = "dragoman-en-pt"
 
 
 def fed_metrics() -> Metrics:
@@ -20,7 +20,7 @@ def fed_metrics() -> Metrics:
     metrics.watch_state(
         draining=lambda: False,
         healthy=lambda: True,
-        pairs=lambda: (PairInfo("en", "pt", MODEL), PairInfo("pt", "en", "firefox-pt-en")),
+        pairs=lambda: (PairInfo("en", "pt", MODEL), PairInfo("pt", "en", "dragoman-pt-en")),
     )
     metrics.watch_workers(heartbeat_ages_s=lambda: (0.0, 0.002), started=lambda: True)
     metrics.watch_devices(

@@ -132,7 +132,7 @@ def test_the_configuration_of_the_guide_runs(folder: Path) -> None:
         'exclude = ["test.en", "test.pt"]': 'exclude = ["test.en", "test.pt"]\nfilters.off = ["language"]',
         "max_steps = 5000": "max_steps = 3\ntensorboard = false",
         "warmup_steps = 100": "warmup_steps = 1",
-        '"../app/bundles/en-pt"': '"teacher/model"',
+        '"../teachers/en-pt"': '"teacher/model"',
         "fit_steps = 2400": "fit_steps = 2",
     }.items():
         assert written in whole
