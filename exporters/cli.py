@@ -186,9 +186,7 @@ def weights_command(
 
 @app.command("average")
 def average_command(
-    models: Annotated[
-        list[Path], typer.Argument(help="Model folders of runs with a common start.")
-    ],
+    models: Annotated[list[Path], typer.Argument(help="Model folders of runs with a common start.")],
     out: Annotated[Path, typer.Option(help="Model folder to write; must not exist.")],
 ) -> None:
     """Make a model folder whose weights are the mean of several runs'.

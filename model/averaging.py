@@ -23,16 +23,18 @@ def mean_model(models: Sequence[SavedModel]) -> SavedModel:
         models: two or more; everything but weights and the account of the training is the first one's.
 
     Raises:
-        InvalidOption: there are fewer, or one differs in shape, vocabulary or languages.
+        InvalidOption: there are fewer, or one differs in shape, vocabulary, languages or licence.
     """
     if len(models) < 2:
-        raise InvalidOption(f"{len(models)} models were given; a mean needs at least 2")
+        raise InvalidOption(f"models given: {len(models)}; a mean needs at least 2")
     first, *others = models
     for number, other in enumerate(others, 2):
         for what, is_other in {
-            "shape": other.config != first.config,
+            # Dropout is of the training alone, and a bundle's weights do not know it.
+            "shape": replace(other.config, dropout=first.config.dropout) != first.config,
             "vocabulary": other.tokenizer != first.tokenizer or other.unknown_id != first.unknown_id,
             "pair of languages": (other.source, other.target) != (first.source, first.target),
+            "licence": other.provenance.get("licence") != first.provenance.get("licence"),
         }.items():
             if is_other:
                 raise InvalidOption(
@@ -43,6 +45,6 @@ def mean_model(models: Sequence[SavedModel]) -> SavedModel:
     for name, tensor in first.weights.items():
         total = torch.stack([model.weights[name].double() for model in models]).sum(dim=0)
         weights[name] = (total / len(models)).to(tensor.dtype)
-    accounts = [model.provenance.get(_TRAINING, "not stated") for model in models]
-    provenance = {**first.provenance, _TRAINING: f"mean of {len(models)} runs: " + "; ".join(accounts)}
+    accounts = [f"({model.provenance.get(_TRAINING, 'not stated')})" for model in models]
+    provenance = {**first.provenance, _TRAINING: f"mean of {len(models)} models: " + ", ".join(accounts)}
     return replace(first, weights=weights, provenance=provenance)

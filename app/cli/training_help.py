@@ -13,6 +13,7 @@ Commands:
                      dragoman export marian DIR --source xx --target yy --out BUNDLE
   trained            Make a bundle of a model folder that was trained here.
   weights            Make a model folder of a bundle, to train on or to learn from.
+  average            Make a model folder whose weights are the mean of several runs'.
   record-quality     Write measured scores into a bundle's manifest.
   shortlist          Make a lexical shortlist from parallel text, for a bundle or as a file.
   compact-shortlist  Make a bundle's shortlist smaller: what most lists hold is written once.

@@ -48,7 +48,7 @@ def test_a_mean_lies_between_and_what_is_equal_stays_to_the_bit() -> None:
             assert torch.equal(tensor, models[0].weights[name])
     assert mean.provenance == {
         "licence": "CC0-1.0",
-        "training": "mean of 3 runs: 9 steps; 5 steps; 1 step",
+        "training": "mean of 3 models: (9 steps), (5 steps), (1 step)",
     }
     assert (mean.config, mean.source, mean.max_source_tokens) == (models[0].config, "en", 40)
 
@@ -59,12 +59,15 @@ def test_a_mean_lies_between_and_what_is_equal_stays_to_the_bit() -> None:
         ({"target": "es"}, "model 2 has another pair of languages than the first one"),
         ({"tokenizer": b"other"}, "model 2 has another vocabulary"),
         ({"unknown_id": 5}, "model 2 has another vocabulary"),
+        ({"provenance": {"licence": "MPL-2.0"}}, "model 2 has another licence"),
     ],
 )
 def test_models_that_mean_other_things_have_no_mean(change: dict[str, object], message: str) -> None:
     other = dataclasses.replace(tiny_model("1 step"), **change)  # type: ignore[arg-type]
     with pytest.raises(InvalidOption, match=message):
         mean_model([tiny_model("9 steps"), other])
+    with pytest.raises(InvalidOption, match=message.replace("2", "3")):
+        mean_model([tiny_model("9 steps"), tiny_model("5 steps"), other])
 
 
 def test_models_of_another_shape_have_no_mean() -> None:
@@ -74,8 +77,16 @@ def test_models_of_another_shape_have_no_mean() -> None:
         mean_model([first, other])
 
 
+def test_a_run_and_the_weights_of_the_bundle_that_it_went_on_from_have_a_mean() -> None:
+    # A bundle's weights come with the default dropout, a run's with its own.
+    run = tiny_model("9 steps")
+    of_bundle = dataclasses.replace(run, config=dataclasses.replace(run.config, dropout=0.25))
+    assert run.config.dropout != 0.25
+    assert mean_model([of_bundle, run]).config.dropout == 0.25
+
+
 def test_one_model_is_no_mean() -> None:
-    with pytest.raises(InvalidOption, match="1 models were given"):
+    with pytest.raises(InvalidOption, match="models given: 1; a mean needs at least 2"):
         mean_model([tiny_model("9 steps")])
 
 

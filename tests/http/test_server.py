@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 from starlette.types import Message
 
 from app.api import ApiOptions, create_app
+from app.bundle import default_directory, discover
 from app.errors import DragomanError, QueueFull
 from app.observability import Metrics, configure_logging
 
@@ -349,6 +350,8 @@ async def test_the_docs_page_shows_both_error_bodies_and_the_codes_of_each_answe
 
 
 async def test_the_examples_name_a_model_as_the_shipped_ones_are_named(client: httpx.AsyncClient) -> None:
+    ids = {bundle.manifest.id for bundle in discover(default_directory())}
+    assert "dragoman-en-pt" in ids
     assert "&quot;model&quot;: &quot;dragoman-en-pt&quot;" in (await client.get("/docs")).text
 
 

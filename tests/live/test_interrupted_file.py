@@ -16,7 +16,10 @@ def wait_for_a_line(run: Service, partial: Path) -> None:
     run.wait_until(lambda: partial.exists() and partial.stat().st_size > 0, "a finished line")
 
 
-def test_an_interrupted_file_resumes_to_the_same_bytes(start: Start, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_file_resumes_to_the_same_bytes(
+    start: Start, tmp_path: Path, number: signal.Signals
+) -> None:
     source, whole, output = tmp_path / "in", tmp_path / "whole", tmp_path / "out"
     source.write_text("".join(f"The {number} boats left the harbour.\n" for number in range(400)))
     common = ["-m", "app", "translate", "--bundle", str(SHIPPED), "--workers", "1", "-i", str(source)]
@@ -25,7 +28,7 @@ def test_an_interrupted_file_resumes_to_the_same_bytes(start: Start, tmp_path: P
     partial = tmp_path / "out.partial"
     interrupted = start(*common, "-o", str(output))
     wait_for_a_line(interrupted, partial)
-    interrupted.signal(signal.SIGINT)
+    interrupted.signal(number)
     assert interrupted.exit_code() == 130
     assert "--resume" in interrupted.log_text()
     assert "Traceback" not in interrupted.log_text()
